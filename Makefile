@@ -1,0 +1,49 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both set up what they need and are quick the second time.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help setup demo test test-slow lint format bench clean
+
+help:
+	@echo "make demo       race one token at a time against several, on the built-in model"
+	@echo "make test       lint, types and tests"
+	@echo "make test-slow  the long checks, too"
+	@echo "make bench      our plain decoding against transformers' generate"
+	@echo "make clean      remove the virtual environment"
+	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
+
+# The stamp is the last thing made, so that an interrupted set-up starts again.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed, this is " + sys.version' \
+		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.ready
+
+demo: setup
+	$(BIN)/stridelm demo
+
+test: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+lint: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/pyright
+
+bench: setup
+	$(BIN)/python bench/plain.py
+
+clean:
+	rm -rf $(VENV)

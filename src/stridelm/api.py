@@ -1,0 +1,262 @@
+"""The public face: load a model, then stream or generate. `generate` is the serving engine without HTTP."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Sequence as Items
+from typing import cast, overload
+
+from stridelm.decode.table import make_policy, resolve
+from stridelm.engine.engine import Engine
+from stridelm.model.forward import TorchForward
+from stridelm.model.kv_cache import KVCache
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.settings import AUTO, LoadSettings
+from stridelm.types import InputError, Policy, Result, SamplingParams, Sequence, Stride
+
+Messages = Items[Mapping[str, str]]
+"""A chat: [{"role": "user", "content": "..."}, ...]."""
+Prompt = str | Messages
+
+_GREEDY = SamplingParams()
+
+
+def load(model: str = "smollm2", *, draft_model: str | None = None, settings: LoadSettings | None = None) -> "LanguageModel":
+    """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file."""
+    settings = settings or LoadSettings()
+    target = load_checkpoint(model, settings)
+    draft = load_checkpoint(draft_model, settings) if draft_model else None
+    if draft is not None:
+        _check_same_vocabulary(target, draft)
+    return LanguageModel(target, draft, settings)
+
+
+def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        apart = len(ours.items() ^ theirs.items())
+        raise InputError(
+            f"the draft model {draft.name} has another vocabulary than {target.name} ({apart} entries differ): choose one "
+            "with the same tokenizer"
+        )
+
+
+class LanguageModel:
+    """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
+
+    def __init__(self, target: Checkpoint, draft: Checkpoint | None, settings: LoadSettings) -> None:
+        self.target = target
+        self.draft = draft
+        self.settings = settings
+        self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens)), target.tokenizer)
+        self._policies: dict[tuple[str, int | None], Policy] = {}
+        self._lock = threading.Lock()
+        self._strides: dict[Sequence, deque[Stride]] = {}
+
+    def twin(self) -> "LanguageModel":
+        """The same weights with another engine: what runs there is not batched with what runs here."""
+        return LanguageModel(self.target, self.draft, self.settings)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = _GREEDY,
+        *,
+        decoder: str = AUTO,
+        k: int | None = None,
+        raw: bool = False,
+    ) -> "Answer":
+        """Start an answer; iterate over it for one Stride a forward pass, then ask for its `result`.
+
+        `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
+        `raw` leaves text as it is.
+        """
+        name = resolve(decoder, self.draft)
+        sequence = Sequence(
+            tokens=self.encode(prompt, raw=raw),
+            params=params,
+            policy=self._policy(name, k),
+            eos_ids=self.target.eos_ids,
+            context_length=self.target.context_length,
+        )
+        with self._lock:
+            self.engine.add(sequence)
+            self._strides[sequence] = deque()
+        return Answer(self, sequence, name)
+
+    @overload
+    def generate(
+        self, prompt: Prompt, params: SamplingParams = ..., *, decoder: str = ..., k: int | None = ..., raw: bool = ...
+    ) -> Result: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[Messages],
+        params: SamplingParams = ...,
+        *,
+        decoder: str = ...,
+        k: int | None = ...,
+        raw: bool = ...,
+    ) -> list[Result]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | list[str] | list[Messages],
+        params: SamplingParams = _GREEDY,
+        *,
+        decoder: str = AUTO,
+        k: int | None = None,
+        raw: bool = False,
+    ) -> Result | list[Result]:
+        """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
+        if isinstance(prompt, str) or _is_chat(prompt):
+            return self._generate([cast(Prompt, prompt)], params, decoder, k, raw)[0]
+        return self._generate(cast(list[Prompt], prompt), params, decoder, k, raw)
+
+    def _generate(
+        self, prompts: list[Prompt], params: SamplingParams, decoder: str, k: int | None, raw: bool
+    ) -> list[Result]:
+        answers: list[Answer] = []
+        try:
+            for prompt in prompts:
+                answers.append(self.stream(prompt, params, decoder=decoder, k=k, raw=raw))
+            return [answer.result() for answer in answers]
+        finally:
+            for answer in answers:
+                answer.close()
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = _GREEDY,
+        *,
+        decoder: str = AUTO,
+        k: int | None = None,
+        raw: bool = False,
+    ) -> AsyncIterator[Stride]:
+        """`stream` for async callers: concurrent answers share the engine's steps, and the event loop stays free."""
+        answer = await asyncio.to_thread(self.stream, prompt, params, decoder=decoder, k=k, raw=raw)
+        try:
+            while (stride := await asyncio.to_thread(next, answer, None)) is not None:
+                yield stride
+        finally:
+            answer.close()
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The prompt's token ids, checked against what the model takes."""
+        tokenizer = self.target.tokenizer
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise InputError("the prompt is empty: give it some text")
+            if raw or not tokenizer.chat_template:
+                return self._checked(tokenizer.encode(prompt))
+            prompt = [{"role": "user", "content": prompt}]
+        elif raw:
+            raise InputError("raw takes text, not chat messages")
+        return self._checked(self._encode_chat(prompt))
+
+    def _encode_chat(self, messages: Messages) -> list[int]:
+        tokenizer = self.target.tokenizer
+        if not messages or not all(
+            isinstance(message, Mapping)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        ):
+            raise InputError("messages must be a non-empty list of objects with a role and a content, both strings")
+        if not tokenizer.chat_template:
+            raise InputError(f"{self.target.name} has no chat template: give it text instead of messages")
+        try:
+            return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
+        # A template is a program of the model's; what it refuses (an unknown role, two turns in a row) it says by raising.
+        except Exception as error:
+            raise InputError(f"{self.target.name}'s chat template does not take these messages ({error})") from error
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        if not ids:
+            raise InputError("the prompt is empty: it has no tokens")
+        if len(ids) >= self.target.context_length:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens, but {self.target.name} takes {self.target.context_length} with the "
+                "answer: shorten it"
+            )
+        if max(ids) >= self.target.vocabulary:
+            raise InputError(f"the tokenizer gives the id {max(ids)}, but {self.target.name} has {self.target.vocabulary}")
+        return ids
+
+    def _policy(self, name: str, k: int | None) -> Policy:
+        # One per decoder and k: sequences that share a policy are drafted together.
+        if (name, k) not in self._policies:
+            self._policies[name, k] = make_policy(name, k, self.target, self.draft, self.settings.cache_tokens)
+        return self._policies[name, k]
+
+    def _pull(self, sequence: Sequence) -> Stride | None:
+        """The next stride of a sequence. Whoever asks first runs the step, for everyone who takes part in it."""
+        with self._lock:
+            waiting = self._strides.get(sequence)
+            while waiting is not None and not waiting:
+                try:
+                    strides = self.engine.step()
+                except BaseException:
+                    self.engine.reset()
+                    self._strides.clear()
+                    raise
+                for owner, stride in strides:
+                    self._strides[owner].append(stride)
+            if waiting is None:
+                return None
+            stride = waiting.popleft()
+            if stride.finish_reason:
+                del self._strides[sequence]
+            return stride
+
+    def _forget(self, sequence: Sequence) -> None:
+        with self._lock:
+            self.engine.remove(sequence)
+            self._strides.pop(sequence, None)
+
+
+class Answer(Iterator[Stride]):
+    """An answer in the making: iterate for its strides; `result` waits for the whole; `close` gives it up."""
+
+    def __init__(self, model: LanguageModel, sequence: Sequence, decoder: str) -> None:
+        self._model = model
+        self.sequence = sequence
+        self.decoder = decoder
+        self.strides: list[Stride] = []
+
+    def __next__(self) -> Stride:
+        stride = self._model._pull(self.sequence)
+        if stride is None:
+            raise StopIteration
+        self.strides.append(stride)
+        return stride
+
+    def result(self) -> Result:
+        """Run to the end."""
+        for _ in self:
+            pass
+        sequence = self.sequence
+        if sequence.finish_reason is None:
+            raise RuntimeError("this answer was closed before it was finished")
+        return Result(
+            text="".join(stride.text for stride in self.strides),
+            token_ids=tuple(sequence.output),
+            finish_reason=sequence.finish_reason,
+            decoder=self.decoder,
+            seed=sequence.seed,
+            exact=sequence.policy.exact,
+            exact_to=self._model.target.description,
+            stats=sequence.stats,
+            strides=tuple(self.strides),
+        )
+
+    def close(self) -> None:
+        self._model._forget(self.sequence)
+
+
+def _is_chat(prompts: Items[object]) -> bool:
+    return bool(prompts) and all(isinstance(item, Mapping) for item in prompts)

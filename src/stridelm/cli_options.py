@@ -1,0 +1,68 @@
+"""Command-line options from settings dataclasses: a field is an option, its docstring the help, its default the default."""
+
+import ast
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+
+def field_docs(settings: type) -> dict[str, str]:
+    """The string below each field of a dataclass."""
+    (definition,) = ast.parse(inspect.getsource(settings)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[statement.target.id] = " ".join(text.split())
+    return docs
+
+
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace every parameter that is a settings dataclass by options, one per field that a command line can hold."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        settings = hints[parameter.name]
+        if dataclasses.is_dataclass(settings) and isinstance(settings, type):
+            options = _options(settings)
+            groups[parameter.name] = (settings, [option.name for option in options])
+            parameters += options
+        else:
+            parameters.append(parameter.replace(annotation=settings, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def command(**values: Any) -> None:
+        for name, (settings, fields) in groups.items():
+            given = {field: values.pop(field) for field in fields}
+            values[name] = settings(**{field: tuple(v) if isinstance(v, list) else v for field, v in given.items()})
+        function(**values)
+
+    command.__doc__ = function.__doc__
+    command.__name__ = function.__name__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _options(settings: type) -> list[inspect.Parameter]:
+    docs, hints = field_docs(settings), typing.get_type_hints(settings)
+    options: list[inspect.Parameter] = []
+    for field in dataclasses.fields(settings):
+        kind, default, metavar = hints[field.name], field.default, None
+        if typing.get_origin(kind) is tuple:
+            kind, default, metavar = list[str], [], "<str>"
+        elif not (kind in (int, float, str, bool) or isinstance(kind, types.UnionType)):
+            continue  # a mapping has no place on a command line
+        option = typer.Option(f"--{field.name.replace('_', '-')}", help=docs[field.name], metavar=metavar)
+        options.append(
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+            )
+        )
+    return options

@@ -1,0 +1,32 @@
+"""Verified drafts: whatever a drafter proposes is checked in the same forward, so that the text stays the model's own."""
+
+import torch
+
+from stridelm.decode.autoregressive import decide, next_block, reads_on
+from stridelm.types import Block, Commit, Drafter, Sequence
+
+
+class Speculative:
+    """Any drafter's trees, verified."""
+
+    exact = True
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def plan(self, sequences: list[Sequence]) -> list[Block]:
+        ready = [sequence for sequence in sequences if not reads_on(sequence)]
+        trees = dict(zip(ready, self.drafter.propose(ready), strict=True)) if ready else {}
+        return [
+            next_block(sequence, trees[sequence]) if sequence in trees else next_block(sequence)
+            for sequence in sequences
+        ]
+
+    def commit(self, sequences: list[Sequence], blocks: list[Block], logits: list[torch.Tensor]) -> list[Commit]:
+        return [decide(*each) for each in zip(sequences, blocks, logits, strict=True)]
+
+    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+        self.drafter.observe(sequences, commits)
+
+    def release(self, sequence: Sequence) -> None:
+        self.drafter.release(sequence)

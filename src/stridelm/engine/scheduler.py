@@ -1,0 +1,57 @@
+"""Who takes part in the next step, and with how many rows."""
+
+from collections import deque
+
+from stridelm.model.kv_cache import KVCache, blocks_for
+from stridelm.types import InputError, Sequence
+
+MOST_SEQUENCES = 64
+PREFILL_ROWS = 512
+"""Rows of prompts, over all sequences, in one step: long prompts are read in parts, so that nobody waits for them."""
+
+
+class Scheduler:
+    """First come, first served. A sequence starts when the cache has room for all that it may still write."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
+            raise InputError(
+                f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for fewer "
+                "with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
+            )
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Sequence]:
+        """Admit whom there is room for, then let everyone in who has rows to run."""
+        while self.waiting and len(self.running) < MOST_SEQUENCES:
+            if blocks_for(_most_tokens(self.waiting[0])) > self.cache.free_blocks:
+                break
+            sequence = self.waiting.popleft()
+            sequence.table = self.cache.open(reserve=_most_tokens(sequence))
+            self.running.append(sequence)
+        left = PREFILL_ROWS
+        for sequence in self.running:
+            pending = len(sequence.tokens) - sequence.cached
+            sequence.allowance = min(pending, left) if pending > 1 else pending
+            left -= sequence.allowance if pending > 1 else 0
+        # Sequences of one policy stand together, so that it plans and commits them at once.
+        return sorted((s for s in self.running if s.allowance), key=lambda sequence: id(sequence.policy))
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence has ended, or nobody wants it any more."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence.table is not None:
+            self.cache.free(sequence.table)
+            sequence.table = None
+
+
+def _most_tokens(sequence: Sequence) -> int:
+    return min(sequence.prompt_length + sequence.params.max_tokens, sequence.context_length)

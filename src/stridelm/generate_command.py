@@ -1,0 +1,162 @@
+"""`stridelm generate`: one prompt streamed to the terminal, a file of prompts, or a race."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import stridelm
+from stridelm.api import LanguageModel, Messages, Prompt
+from stridelm.race import run_race
+from stridelm.settings import LoadSettings
+from stridelm.types import InputError, Result, SamplingParams
+
+_STRIDE_STYLES = ("bold", "cyan")
+"""Strides take turns, so that one sees what each forward pass brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    prompt: str | None
+    prompts: Path | None
+    model: str
+    draft_model: str | None
+    decoder: str
+    k: int | None
+    sampling: SamplingParams
+    raw: bool
+    race: bool
+    json: bool
+    batch: int
+    load: LoadSettings
+
+
+def run(request: Request) -> None:
+    if not 1 <= request.batch <= 1024:
+        raise InputError(f"--batch must be between 1 and 1024, not {request.batch}")
+    if request.prompts is not None and (request.prompt is not None or request.race):
+        raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them away")
+    if request.batch != 1 and request.prompts is None:
+        raise InputError("--batch needs several prompts: give them with --prompts")
+    prompts = read_prompts(request.prompts) if request.prompts is not None else [_one_prompt(request)]
+    model = stridelm.load(request.model, draft_model=request.draft_model, settings=request.load)
+    if request.race:
+        run_race(model, prompts[0], request.sampling, request.decoder, request.k, raw=request.raw, as_json=request.json)
+    elif request.prompts is not None:
+        _answer_all(model, prompts, request)
+    elif request.json:
+        print(json.dumps(as_json(model.generate(prompts[0], **_arguments(request)))))
+    else:
+        _stream(model, prompts[0], request)
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """JSON lines with `prompt` or `messages`; blank lines are passed over."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    prompts = [_parse_prompt(f"{file}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise InputError(f"{file}: no prompts in it")
+    return prompts
+
+
+def _parse_prompt(where: str, line: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON ({error})") from error
+    match entry:
+        case {"messages": list(messages)}:
+            return _checked_messages(where, messages)
+        case {"prompt": str(prompt)} if prompt.strip():
+            return prompt
+    raise InputError(f'{where}: needs a non-empty "prompt" (text) or "messages" (a list)')
+
+
+def _checked_messages(where: str, messages: list[Any]) -> Messages:
+    for message in messages:
+        match message:
+            case {"role": str(), "content": str()}:
+                pass
+            case _:
+                raise InputError(f'{where}: every message needs a "role" and a "content", both text')
+    if not messages:
+        raise InputError(f"{where}: messages is empty")
+    return messages
+
+
+def _one_prompt(request: Request) -> str:
+    if request.prompt is not None:
+        return request.prompt
+    if sys.stdin.isatty():
+        raise InputError('no prompt: give one as an argument, e.g. stridelm generate "Why is the sky blue?", or pipe one in')
+    return sys.stdin.read()
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    return {"params": request.sampling, "decoder": request.decoder, "k": request.k, "raw": request.raw}
+
+
+def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    answer = model.stream(prompt, **_arguments(request))
+    for number, stride in enumerate(answer):
+        console.print(stride.text, end="", markup=False, style=_STRIDE_STYLES[number % 2] if console.is_terminal else "")
+    result = answer.result()
+    console.print()
+    Console(stderr=True, highlight=False).print(summary(result), style="dim")
+
+
+def _answer_all(model: LanguageModel, prompts: list[Prompt], request: Request) -> None:
+    # Look at every prompt first: a bad one in the middle must not cost the answers before it.
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            model.encode(prompt, raw=request.raw)
+        except InputError as error:
+            raise InputError(f"{request.prompts}, prompt {number}: {error}") from error
+    parts = [prompts[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
+    progress = Console(stderr=True)
+    for part in track(parts, "Answering", console=progress, disable=not progress.is_terminal, transient=True):
+        for prompt, result in zip(part, model.generate(part, **_arguments(request)), strict=True):  # type: ignore[call-overload]
+            if request.json:
+                print(json.dumps(as_json(result)), flush=True)
+            else:
+                shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+                print(f">>> {shown}\n{result.text}\n[{summary(result)}]\n", flush=True)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    stats = result.stats
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "tokens": stats.tokens,
+        "forwards": stats.forwards,
+        "tokens_per_forward": round(stats.tokens_per_forward, 4),
+        "ttft_ms": round(stats.ttft * 1e3, 2),
+        "latency_ms": round(stats.latency * 1e3, 2),
+        "tokens_per_s": round(stats.tokens_per_second, 2),
+        "decoder": result.decoder,
+        "seed": result.seed,
+        "exact": result.exact,
+        "exact_to": result.exact_to,
+    }
+
+
+def summary(result: Result) -> str:
+    stats = result.stats
+    return (
+        f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per forward), "
+        f"{stats.tokens_per_second:.1f} tokens/s, first after {stats.ttft * 1e3:.0f} ms, {result.decoder}, "
+        f"finished by {result.finish_reason}, seed {result.seed}; {'exact' if result.exact else 'not exact'} with respect "
+        f"to {result.exact_to}"
+    )

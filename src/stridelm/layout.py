@@ -1,0 +1,95 @@
+"""Rows: from parent pointers to ids, positions, the attention rule and the rows whose logits are wanted.
+
+The rule is one sentence: a row sees the cached prefix and its own ancestors (itself among them), nothing else.
+
+    cached prefix  p0 p1 d1 d2 e1        p0-p1 pending, p1-d1-d2 and p1-e1 drafted
+    p0   # # # #    #
+    p1   # # # #    #  #
+    d1   # # # #    #  #  #
+    d2   # # # #    #  #  #  #
+    e1   # # # #    #  #  .  .  #
+
+Shape letters: Q rows of a step, W wanted rows, q rows of one block.
+"""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from stridelm.types import NO_DRAFT, ROOT, Block, DraftTree, RowKind, Rows
+
+
+def make_block(start: int, pending: Items[int], tree: DraftTree = NO_DRAFT, *, reads_logits: bool = True) -> Block:
+    """A chain of pending tokens and a tree off its last one; logits of the last pending row and of every draft."""
+    count = len(pending)
+    assert count > 0, "a block needs a pending row for its tree to hang off"
+    return Block(
+        start=start,
+        tokens=(*pending, *tree.tokens),
+        parents=(*range(ROOT, count - 1), *(count + parent if parent != ROOT else count - 1 for parent in tree.parents)),
+        kinds=(RowKind.REAL,) * (count + len(tree)),
+        wanted=tuple(range(count - 1, count + len(tree))) if reads_logits else (),
+        pending=count,
+        tree=tree,
+    )
+
+
+def lineage(parents: Items[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows are ancestors of which (q x q, a row counts as its own), and every row's depth, the first being 0.
+
+    By pointer doubling: knowing the ancestors at distance under m and the one at distance m, a row also has that one's
+    ancestors. So a prompt of a thousand rows takes ten rounds and no loop over rows.
+    """
+    count = len(parents)
+    # Row `count` stands for the prefix: its own parent, without ancestors.
+    jump = np.append(np.asarray(parents, dtype=np.int64), ROOT)
+    jump[jump == ROOT] = count
+    sees = np.eye(count + 1, dtype=bool)
+    sees[count, count] = False
+    while (jump[:count] != count).any():
+        sees |= sees[jump]
+        jump = jump[jump]
+    return sees[:count, :count], sees[:count].sum(axis=1) - 1
+
+
+def lay_out(blocks: Items[Block]) -> Rows:
+    """Pack the blocks of a step."""
+    ancestors: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    segments: list[slice] = []
+    wanted: list[int] = []
+    wanted_segments: list[slice] = []
+    rows = 0
+    for block in blocks:
+        sees, depths = lineage(block.parents)
+        ancestors.append(sees)
+        positions.append(block.start + depths)
+        segments.append(slice(rows, rows + len(block)))
+        wanted_segments.append(slice(len(wanted), len(wanted) + len(block.wanted)))
+        wanted.extend(rows + row for row in block.wanted)
+        rows += len(block)
+    return Rows(
+        ids_Q=np.fromiter((token for block in blocks for token in block.tokens), np.int64, rows),
+        positions_Q=np.concatenate(positions),
+        starts=tuple(block.start for block in blocks),
+        segments=tuple(segments),
+        ancestors=tuple(ancestors),
+        wanted_W=np.asarray(wanted, dtype=np.int64),
+        wanted_segments=tuple(wanted_segments),
+        kinds_Q=np.fromiter((kind for block in blocks for kind in block.kinds), np.int8, rows),
+    )
+
+
+def visible(start: int, ancestors: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray | None:
+    """What each of a block's q rows sees of the prefix and the block: q x (start + q), or None if everything.
+
+    A window counts positions, not slots: a row sees what is fewer than `window` positions behind it.
+    """
+    count = len(positions)
+    if ancestors.all() and (window is None or int(positions.max()) < window):
+        return None
+    sees = np.concatenate([np.ones((count, start), dtype=bool), ancestors], axis=1)
+    if window is not None:
+        behind = positions[:, None] - np.concatenate([np.arange(start), positions])[None, :]
+        sees &= behind < window
+    return sees

@@ -1,0 +1,91 @@
+"""A tokenizer from a GGUF file's own vocabulary, merges and pre-tokenizer.
+
+transformers' conversion ignores `tokenizer.ggml.pre`, so that digits and line breaks come out as other ids than the
+model was trained with. Each entry here was compared with llama.cpp's ids (tests/data/llama_cpp_ids.json).
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from stridelm.types import InputError
+
+_CONTROL, _USER_DEFINED = 3, 4
+# Contractions are spelt out: `(?i:...)` would also match letters that llama.cpp does not fold, such as the long s.
+_WORDS = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
+    table = {
+        "smollm": pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        ),
+        "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+        "qwen2": _split(_WORDS.replace("NUMBER", r"\p{N}")),
+        "llama-bpe": _split(_WORDS.replace("NUMBER", r"\p{N}{1,3}")),
+    }
+    if name not in table:
+        raise InputError(
+            f"{path}: the pre-tokenizer {name!r} is not known ({', '.join(table)} are), and guessing it would give wrong "
+            "token ids: use the model's Hugging Face folder instead"
+        )
+    return table[name]
+
+
+def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """`fields` are the file's metadata by name."""
+    kind = fields["tokenizer.ggml.model"]
+    if kind != "gpt2":
+        raise InputError(
+            f"{path}: tokenizers of kind {kind!r} are not supported from GGUF (gpt2 is): use the model's Hugging Face folder"
+        )
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    pre = fields.get("tokenizer.ggml.pre", "")
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=[tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]],
+            ignore_merges=pre == "llama-bpe",
+        )
+    )
+    tokenizer.pre_tokenizer = _pre_tokenizer(path, pre)
+    tokenizer.decoder = decoders.ByteLevel()
+    for token, token_kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
+        if token_kind in (_CONTROL, _USER_DEFINED):
+            tokenizer.add_tokens([AddedToken(token, special=token_kind == _CONTROL, normalized=False)])
+
+    def special(name: str) -> str | None:
+        index = fields.get(f"tokenizer.ggml.{name}_token_id")
+        return None if index is None else tokens[index]
+
+    eos = special("eos")
+    bos = special("bos")
+    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", False):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, fields["tokenizer.ggml.bos_token_id"])]
+        )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=bos,
+        eos_token=eos,
+        pad_token=special("padding") or eos,
+        unk_token=special("unknown"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=fields.get(f"{fields['general.architecture']}.context_length"),
+    )
+    wrapped.chat_template = fields.get("tokenizer.chat_template")
+    return wrapped

@@ -1,0 +1,157 @@
+"""From a name, a folder, a hub id or a GGUF file to a model that is ready to run."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from stridelm.model import builtin
+from stridelm.model.attention import NAME as ATTENTION
+from stridelm.model.attention import UnsupportedModel
+from stridelm.model.gguf import read_gguf
+from stridelm.model.linear import can_pack, pack_linears
+from stridelm.model.store import read_weights, weight_files
+from stridelm.model.support import check_config, try_out
+from stridelm.settings import LoadSettings
+from stridelm.types import InputError
+
+logging.disable_progress_bar()  # transformers would draw one for weights that are in memory already
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model in memory, with its tokenizer and what the engine needs to know of it."""
+
+    name: str
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: frozenset[int]
+    context_length: int
+    vocabulary: int
+
+    @property
+    def description(self) -> str:
+        """What a claim of exactness is with respect to."""
+        dtype = str(self.network.dtype).removeprefix("torch.")
+        return f"{self.name} in {dtype} on {self.network.device.type}, one token at a time"
+
+
+def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
+    device, dtype = _device(settings.device), _DTYPES[settings.dtype]
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    config, weights, tokenizer, eos_ids = _read(name)
+    check_config(config)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
+    try:
+        network: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            None, config=config, state_dict=weights, dtype=dtype, attn_implementation=ATTENTION
+        )
+    except (ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise InputError(f"{name}: the weights do not fit the settings in config.json ({error})") from error
+    del weights
+    network = network.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    if can_pack(device, dtype):
+        pack_linears(network)
+    try_out(network)
+    text_config = config.get_text_config()
+    return Checkpoint(
+        name=name,
+        network=network,
+        tokenizer=tokenizer,
+        eos_ids=eos_ids,
+        context_length=int(text_config.max_position_embeddings),
+        vocabulary=int(text_config.vocab_size),
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"device {name!r} cannot be used here ({reason}): try cpu or auto") from error
+    return device
+
+
+Parts = tuple[PreTrainedConfig, dict[str, torch.Tensor], PreTrainedTokenizerBase, frozenset[int]]
+
+
+def _read(name: str) -> Parts:
+    path = Path(name)
+    if name == builtin.NAME:
+        return _read_folder(builtin.ensure_builtin())
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        model = read_gguf(path)
+        return model.config, model.weights, model.tokenizer, _ids(model.config.eos_token_id)
+    return _read_folder(_from_hub(name))
+
+
+def _read_folder(folder: Path) -> Parts:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
+    files = weight_files(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{folder}: its config or tokenizer cannot be read ({reason})") from error
+    eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
+    return config, read_weights(files), tokenizer, eos_ids
+
+
+def _generation_eos(folder: Path) -> frozenset[int]:
+    file = folder / "generation_config.json"
+    try:
+        return _ids(json.loads(file.read_text()).get("eos_token_id")) if file.is_file() else frozenset()
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{file}: cannot be read ({error}): mend or delete it") from error
+
+
+def _ids(value: Any) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset(value) if isinstance(value, list) else frozenset([int(value)])
+
+
+def _from_hub(name: str) -> Path:
+    unknown = (
+        f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or a "
+        "hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"
+    )
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or os.sep * 2 in name:
+        raise InputError(unknown)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]))
+    except LocalEntryNotFoundError as error:
+        raise InputError(
+            f"{name!r} is not on this machine and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set): "
+            "fetch it elsewhere and give its folder"
+        ) from error
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{unknown} (the hub said: {reason})") from error

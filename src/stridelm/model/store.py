@@ -1,0 +1,86 @@
+"""Hugging Face folders on disk: writing one, reading its weights, listing what is there."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from stridelm.types import InputError
+
+
+def save_folder(
+    folder: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder.mkdir()
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    weights_file = folder / "model.safetensors"
+    save_file(weights, weights_file, metadata={"format": "pt"})
+    weights_file.chmod(0o644)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, by its index where there is one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, OSError) as error:
+            raise InputError(f"{index}: cannot be read ({error}): fetch the model again") from error
+        files = [folder / name for name in names]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise InputError(f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} files): fetch it again")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        other = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
+        found = f" ({other[0]} is a pickle, which StrideLM does not read: convert it to safetensors)" if other else ""
+        raise InputError(f"{folder}: no weights there, no .safetensors file{found}")
+    return files
+
+
+def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
+    """All tensors, read rather than memory-mapped: mapped pages would count beside the packed copies of them."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt", backend="pread") as opened:
+                for name in opened.keys():  # noqa: SIM118: not a mapping
+                    weights[name] = opened.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError(f"{file}: cannot be read as safetensors ({error}). It may be cut off: fetch it again") from error
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on this machine, or the built-in one before its first use."""
+
+    name: str
+    path: Path
+    bytes: int
+    is_here: bool
+
+
+def stored_models() -> Iterator[StoredModel]:
+    """The built-in model, then what the Hugging Face cache holds."""
+    from huggingface_hub import constants
+
+    from stridelm.model import builtin
+
+    folder = builtin.builtin_folder()
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    yield StoredModel(builtin.NAME, folder, size, folder.is_dir())
+    hub = Path(constants.HF_HUB_CACHE)
+    for entry in sorted(hub.glob("models--*")):
+        snapshots = sorted((entry / "snapshots").glob("*"), key=os.path.getmtime)
+        if snapshots and any(snapshots[-1].glob("*.safetensors")):
+            size = sum(file.stat().st_size for file in snapshots[-1].rglob("*") if file.is_file())
+            yield StoredModel(entry.name.removeprefix("models--").replace("--", "/"), snapshots[-1], size, True)

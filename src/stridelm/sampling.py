@@ -1,0 +1,117 @@
+"""From logits to a token: the only place that draws.
+
+A draw is a pure function of (logits, parameters, tokens before it, seed, choice). The noise at a position is keyed by
+(seed, choice, position, token id) and never by rank in a filtered list, so the draw is the same whether the logits came
+from a pass over one row or over a tree: Gumbel-max over the penalised, filtered scores.
+
+Shape letters: V vocabulary, W wanted rows.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import torch
+
+from stridelm.types import SamplingParams, Sequence
+
+Draw = Callable[[int, Items[int]], int]
+"""(index of the wanted row, all tokens before the drawn one) -> token."""
+
+_WORD = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHIFTS = (30, 27, 31)
+
+
+def drawer(logits_WV: torch.Tensor, sequence: Sequence) -> Draw:
+    """How `sequence` draws from these rows. Plain greedy rows are decided together, the others when asked for."""
+    params = sequence.params
+    if params.is_plain_greedy:
+        best_W = logits_WV.argmax(dim=-1).tolist()
+        return lambda row, before: best_W[row]
+    return lambda row, before: draw(
+        logits_WV[row], params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
+    )
+
+
+def draw(
+    logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int, *, seed: int, choice: int
+) -> int:
+    """The token at position len(before)."""
+    scores_V = penalise(logits_V.float(), params, before, prompt_length)
+    if params.temperature == 0:
+        return int(scores_V.argmax())
+    scores_V = keep_likely((scores_V - scores_V.max()) / params.temperature, params)
+    noise_V = gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
+    return int((scores_V.double() + noise_V).argmax())
+
+
+def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int) -> torch.Tensor:
+    """Repetition penalty over all tokens before, presence and frequency over the answer alone, then the bias."""
+    if not params.changes_logits:
+        return logits_V
+    scores_V = logits_V.clone()
+    size = len(scores_V)
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted({token for token in before if token < size}), device=scores_V.device)
+        held = scores_V[seen]
+        scores_V[seen] = torch.where(held > 0, held / params.repetition_penalty, held * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        written = [token for token in before[prompt_length:] if token < size]
+        counts_V = torch.bincount(torch.tensor(written, dtype=torch.int64), minlength=size).to(scores_V)
+        scores_V -= params.presence_penalty * (counts_V > 0) + params.frequency_penalty * counts_V
+    for token, bias in params.logit_bias.items():
+        if token < size:
+            scores_V[token] += bias
+    return scores_V
+
+
+def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Top-k, then top-p of what is left, then min-p; what is dropped becomes -inf. Equal scores stay together in top-k."""
+    if 0 < params.top_k < len(scores_V):
+        least = scores_V.topk(params.top_k).values[-1]
+        scores_V = scores_V.masked_fill(scores_V < least, -torch.inf)
+    if params.top_p < 1:
+        sorted_V, order_V = scores_V.softmax(dim=-1).sort(descending=True, stable=True)
+        dropped_V = sorted_V.cumsum(dim=-1) - sorted_V >= params.top_p
+        scores_V = scores_V.masked_fill(dropped_V.new_zeros(len(scores_V)).scatter(0, order_V, dropped_V), -torch.inf)
+    if params.min_p > 0:
+        probability_V = scores_V.softmax(dim=-1)
+        scores_V = scores_V.masked_fill(probability_V < params.min_p * probability_V.max(), -torch.inf)
+    return scores_V
+
+
+def confidence(logits_WV: torch.Tensor, tokens: Items[int]) -> tuple[float, ...]:
+    """The model's own probability of each row's token: no temperature, filter or penalty."""
+    token_W1 = torch.tensor(tokens, device=logits_WV.device).unsqueeze(1)
+    chosen_W = logits_WV[: len(tokens)].gather(1, token_W1).squeeze(1)
+    return tuple((chosen_W - logits_WV[: len(tokens)].logsumexp(dim=-1)).exp().tolist())
+
+
+def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Standard Gumbel noise for token ids 0 .. size - 1: SplitMix64 with the token id as its counter."""
+    key = _mix(_mix(_mix(seed) + choice) + position)
+    counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=device)
+    bits_V = _mix_tensor(counter_V * _signed(_GOLDEN) + _signed(key))
+    uniform_V = ((bits_V >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
+    return -(-uniform_V.log()).log()
+
+
+def _mix(word: int) -> int:
+    """SplitMix64's step and finaliser on one Python int."""
+    word = (word + _GOLDEN) & _WORD
+    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
+        word = ((word ^ (word >> shift)) * multiplier) & _WORD
+    return word
+
+
+def _mix_tensor(words: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finaliser on int64 words: products wrap, and the shift's sign bits are cut off."""
+    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
+        words = (words ^ (words >> shift & 2 ** (64 - shift) - 1)) * _signed(multiplier)
+    return words
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same bits."""
+    return word - 2**64 if word >= 2**63 else word

@@ -1,0 +1,25 @@
+"""Walk a draft tree with the target's own draws: what is accepted, and what is emitted. Pure."""
+
+from collections.abc import Callable
+
+from stridelm.types import ROOT, DraftTree
+
+
+def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[int]) -> tuple[list[int], list[int]]:
+    """The accepted nodes, root first, and the emitted tokens: one more than nodes were accepted.
+
+    At each node the target draws the next token, seeing that node's own path; a child that holds it is accepted and
+    the walk goes on there. The first draw that no child holds ends the walk, and is itself the last token emitted.
+    So the tokens are those of drawing one at a time, whatever the tree proposes.
+    """
+    path: list[int] = []
+    emitted: list[int] = []
+    node = ROOT
+    while True:
+        token = draw(node, before + emitted)
+        emitted.append(token)
+        child = tree.child(node, token)
+        if child is None:
+            return path, emitted
+        path.append(child)
+        node = child
