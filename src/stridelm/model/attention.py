@@ -48,6 +48,15 @@ class Step:
         self.windows: dict[int, int | None] = {}
         """Layer -> the window that the layer asked for; filled as the layers run."""
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rotary(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine to turn heads by, Q x 1 x D, the sine signed for `x cos + rolled x sin`; made once a step."""
+        if self._rotary is None:
+            cosine_QD, sine_QD = embeddings[0][0], embeddings[1][0].clone()
+            sine_QD[:, : sine_QD.shape[1] // 2].neg_()
+            self._rotary = cosine_QD.unsqueeze(1), sine_QD.unsqueeze(1)
+        return self._rotary
 
     def mask(self, block: int, window: int | None) -> torch.Tensor | None:
         """Added to the scores of a block: 0 where a row sees, -inf where it does not; made once for all layers."""
@@ -88,22 +97,66 @@ def attend(
         raise UnsupportedModel(f"{family} asks attention for {what}, which StrideLM does not do")
     if key_1GQD.shape[2] != query_1HQD.shape[2]:
         raise UnsupportedModel(f"{family} reads the keys of another layer, which StrideLM does not do")
-    step, layer = stride_step, int(module.layer_idx)  # type: ignore[arg-type]
-    step.windows[layer] = sliding_window
-    step.cache.write(layer, step.write_slots_Q, key_1GQD[0], value_1GQD[0])
+    output_QHD = attend_rows(
+        stride_step,
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query_1HQD[0],
+        key_1GQD[0],
+        value_1GQD[0],
+        scaling=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks_H=s_aux,
+    )
+    return output_QHD[None], None
+
+
+def attend_rows(
+    step: Step,
+    layer: int,
+    query_HQD: torch.Tensor,
+    key_GQD: torch.Tensor,
+    value_GQD: torch.Tensor,
+    *,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
+    step.windows[layer] = window
+    step.cache.write(layer, step.write_slots_Q, key_GQD, value_GQD)
     outputs: list[torch.Tensor] = []
     for block, rows in enumerate(step.rows.segments):
         key_GTD, value_GTD = step.cache.read(layer, step.read_slots[block])
-        query_HqD = query_1HQD[0, :, rows]
-        mask = step.mask(block, sliding_window)
-        if softcap is None and s_aux is None:
-            output_HqD = functional.scaled_dot_product_attention(
-                query_HqD[None], key_GTD[None], value_GTD[None], attn_mask=mask, scale=scaling, enable_gqa=True
-            )[0]
+        query_HqD = query_HQD[:, rows]
+        mask = step.mask(block, window)
+        if softcap is None and sinks_H is None:
+            output_HqD = _fused(query_HqD, key_GTD, value_GTD, mask, scaling)
         else:
-            output_HqD = _explicit(query_HqD, key_GTD, value_GTD, mask, scaling, softcap, s_aux)
+            output_HqD = _explicit(query_HqD, key_GTD, value_GTD, mask, scaling, softcap, sinks_H)
         outputs.append(output_HqD.transpose(0, 1))
-    return torch.cat(outputs)[None], None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _fused(
+    query_HqD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    mask_qT: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    if mask_qT is None:
+        # All rows see all keys, so the query heads of a key head can pass as more rows of it: less work to set up.
+        heads, count, size = query_HqD.shape
+        grouped_GxD = query_HqD.reshape(key_GTD.shape[0], -1, size)
+        output_GxD = functional.scaled_dot_product_attention(
+            grouped_GxD[None], key_GTD[None], value_GTD[None], scale=scaling
+        )
+        return output_GxD.view(heads, count, -1)
+    return functional.scaled_dot_product_attention(
+        query_HqD[None], key_GTD[None], value_GTD[None], attn_mask=mask_qT, scale=scaling, enable_gqa=True
+    )[0]
 
 
 def _explicit(

@@ -1,9 +1,18 @@
-"""Linear layers packed once for oneDNN, so that a pass over a few rows on a CPU costs little more than one over one row.
+"""Linear layers stored once in the order that their product reads, so that a pass over a few rows on a CPU costs little
+more than one over one row.
 
-Plain `nn.Linear` in float32 repacks its weight on every call with more than a row or two. The packed form keeps the
-weight in oneDNN's own order. Layers that read the same input (query, key, value; gate, up) are packed as one product:
-fewer calls, and work that divides evenly among threads.
+Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Two orders avoid that; which
+one is faster depends on the library behind torch, that is, on the maker of the processor (figures in
+docs/architecture.md):
+
+    transposed   in x out, for MKL on Intel: as fast as `nn.Linear` at one row, a third of its time at four
+    packed       oneDNN's own blocks, elsewhere: its batch hint must be None, or the layout fits one width only
+
+Layers that read the same input (query, key, value; gate, up) are stored as one product: fewer calls, and work that
+divides evenly among threads.
 """
+
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,87 +20,116 @@ from torch import nn
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Only float32: oneDNN's bfloat16 is slow on CPUs without the instructions for it."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.float32
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+class TransposedLinear:
+    """One or more linear layers of the same input as one product, weights as in x out."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self.weight_t = torch.cat([linear.weight.detach() for linear in linears]).t().contiguous()
+        self.bias = _joined_bias(linears)
+        self.out_features = self.weight_t.shape[1]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product = torch.matmul(x, self.weight_t)
+        return product if self.bias is None else product + self.bias
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every `nn.Linear` in the model by its packed form; returns how many there were."""
-    packed = 0
+class PackedLinear:
+    """The same in oneDNN's own order."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.bias = _joined_bias(linears)
+        self.out_features = weight.shape[0]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == 0:
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+
+
+StoredLinear = TransposedLinear | PackedLinear
+
+
+def best_storage(device: torch.device, dtype: torch.dtype) -> type[StoredLinear] | None:
+    """The order for this processor; None keeps `nn.Linear`. By the maker's name, not by a trial: the same machine must
+    give the same bits every time. Only float32: bfloat16 is slow on CPUs without the instructions for it."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return None
+    if torch.backends.mkl.is_available() and _is_intel():
+        return TransposedLinear
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return PackedLinear
+    return None
+
+
+def store_linears(model: nn.Module, storage: type[StoredLinear]) -> int:
+    """Replace every `nn.Linear` in the model by its stored form; returns how many there were.
+
+    What takes their place are plain callables, not modules: a module's call costs as much as a small product.
+    """
+    replaced = 0
     # Only the parents: a list that held the linear layers themselves would keep their weights alive to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         linears = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
+        replaced += len(linears)
         for names in _SIBLINGS:
             group = [linears[name] for name in names if name in linears]
             if len(group) == len(names) and _can_share(group):
-                shared = SharedLinear(group)
-                first = 0
-                for name, linear in zip(names, group, strict=True):
-                    setattr(parent, name, Part(shared, first, first + linear.out_features))
-                    first += linear.out_features
-                    del linears[name]
-                packed += len(group)
-                del group, linear
+                shared, first = Shared(storage(group)), 0
+                for name in names:
+                    last = first + linears.pop(name).out_features
+                    _replace(parent, name, Part(shared, first, last))
+                    first = last
+            group.clear()
         for name in list(linears):
-            setattr(parent, name, PackedLinear([linears.pop(name)]))
-            packed += 1
-    return packed
+            _replace(parent, name, storage([linears.pop(name)]))
+    return replaced
+
+
+def _replace(parent: nn.Module, name: str, by: object) -> None:
+    delattr(parent, name)
+    setattr(parent, name, by)
 
 
 def _can_share(group: list[nn.Linear]) -> bool:
     return len({linear.in_features for linear in group}) == 1 and len({linear.bias is None for linear in group}) == 1
 
 
-class PackedLinear(nn.Module):
-    """One or more linear layers of the same input as one product."""
-
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        super().__init__()
-        weights = [linear.weight.detach() for linear in linears]
-        self.out_features = sum(linear.out_features for linear in linears)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(
-            weights[0] if len(weights) == 1 else torch.cat(weights), None
-        )
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() == 0:
-            return x.new_empty((*x.shape[:-1], self.out_features))
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
-
-
-class SharedLinear(PackedLinear):
+class Shared:
     """Several layers as one product: the first that is called computes it for all, the last one read forgets it."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        super().__init__(linears)
+    def __init__(self, linear: StoredLinear) -> None:
+        self.linear = linear
         self.input: torch.Tensor | None = None
         self.output: torch.Tensor | None = None
 
-    def part(self, x: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        output = self.output
-        if output is None or self.input is not x:
-            output = self.output = self(x)
-            self.input = x
-        if last == self.out_features:
-            self.input = self.output = None
-        return output[..., first:last]
 
+class Part:
+    """One of the layers that share a product, in the place where the model looks for it."""
 
-class Part(nn.Module):
-    """One of the layers of a SharedLinear, in the place where the model looks for it."""
-
-    def __init__(self, shared: SharedLinear, first: int, last: int) -> None:
-        super().__init__()
+    def __init__(self, shared: Shared, first: int, last: int) -> None:
         self.shared = shared
         self.first, self.last = first, last
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.shared.part(x, self.first, self.last)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.shared
+        output = shared.output
+        if output is None or shared.input is not x:
+            output = shared.output = shared.linear(x)
+            shared.input = x
+        if self.last == shared.linear.out_features:
+            shared.input = shared.output = None
+        return output[..., self.first : self.last]
+
+
+def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    return torch.cat(biases) if biases else None
+
+
+def _is_intel() -> bool:
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False

@@ -21,9 +21,10 @@ from stridelm.model import builtin
 from stridelm.model.attention import NAME as ATTENTION
 from stridelm.model.attention import UnsupportedModel
 from stridelm.model.gguf import read_gguf
-from stridelm.model.linear import can_pack, pack_linears
+from stridelm.model.linear import best_storage, store_linears
+from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.store import read_weights, weight_files
-from stridelm.model.support import check_config, try_out
+from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.settings import LoadSettings
 from stridelm.types import InputError
 
@@ -66,9 +67,11 @@ def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
         raise InputError(f"{name}: the weights do not fit the settings in config.json ({error})") from error
     del weights
     network = network.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
-    if can_pack(device, dtype):
-        pack_linears(network)
-    try_out(network)
+    expected = own_logits(network)
+    if storage := best_storage(device, dtype):
+        fuse_layers(network, storage)
+        store_linears(network, storage)
+    check_logits(network, expected)
     text_config = config.get_text_config()
     return Checkpoint(
         name=name,
