@@ -1,6 +1,6 @@
 """Our plain decoding against transformers' `generate`: same model, float32, two threads, interleaved in one process.
 
-    python bench/plain.py [--tokens 96] [--rounds 5] [--json FILE]
+python bench/plain.py [--tokens 96] [--rounds 5] [--json FILE]
 """
 
 import argparse
@@ -10,6 +10,7 @@ import statistics
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -33,17 +34,17 @@ def main() -> None:
     options = parser.parse_args()
 
     ours = load(settings=LoadSettings(device="cpu", threads=options.threads))
-    theirs = AutoModelForCausalLM.from_pretrained(ensure_builtin(), dtype=torch.float32).eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(ensure_builtin(), dtype=torch.float32).eval()
     eos = sorted(ours.target.eos_ids)
     # Both write the same number of tokens: neither may end the text.
     params = SamplingParams(max_tokens=options.tokens, logit_bias=dict.fromkeys(eos, float("-inf")))
 
-    def run_ours(ids: torch.Tensor, prompt: str) -> tuple[float, list[int]]:
+    def run_ours(prompt: str) -> tuple[float, list[int]]:
         started = time.perf_counter()
         result = ours.generate(prompt, params, decoder="autoregressive")
         return time.perf_counter() - started, list(result.token_ids)
 
-    def run_theirs(ids: torch.Tensor, prompt: str) -> tuple[float, list[int]]:
+    def run_theirs(ids: torch.Tensor) -> tuple[float, list[int]]:
         started = time.perf_counter()
         with torch.inference_mode():
             output = theirs.generate(
@@ -57,7 +58,7 @@ def main() -> None:
     for round_number in range(-1, options.rounds):  # round -1 warms up
         for prompt in PROMPTS:
             ids = torch.tensor([ours.encode(prompt)])
-            (our_time, our_ids), (their_time, their_ids) = run_ours(ids, prompt), run_theirs(ids, prompt)
+            (our_time, our_ids), (their_time, their_ids) = run_ours(prompt), run_theirs(ids)
             if round_number >= 0:
                 seconds["ours"].append(our_time)
                 seconds["transformers"].append(their_time)

@@ -22,7 +22,9 @@ Prompt = str | Messages
 _GREEDY = SamplingParams()
 
 
-def load(model: str = "smollm2", *, draft_model: str | None = None, settings: LoadSettings | None = None) -> "LanguageModel":
+def load(
+    model: str = "smollm2", *, draft_model: str | None = None, settings: LoadSettings | None = None
+) -> "LanguageModel":
     """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file."""
     settings = settings or LoadSettings()
     target = load_checkpoint(model, settings)
@@ -38,8 +40,8 @@ def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     if ours != theirs:
         apart = len(ours.items() ^ theirs.items())
         raise InputError(
-            f"the draft model {draft.name} has another vocabulary than {target.name} ({apart} entries differ): choose one "
-            "with the same tokenizer"
+            f"the draft model {draft.name} has another vocabulary than {target.name} ({apart} entries differ): choose "
+            "one with the same tokenizer"
         )
 
 
@@ -74,6 +76,11 @@ class LanguageModel:
         `raw` leaves text as it is.
         """
         name = resolve(decoder, self.draft)
+        unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
+        if unknown:
+            raise InputError(
+                f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
+            )
         sequence = Sequence(
             tokens=self.encode(prompt, raw=raw),
             params=params,
@@ -171,7 +178,7 @@ class LanguageModel:
             raise InputError(f"{self.target.name} has no chat template: give it text instead of messages")
         try:
             return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
-        # A template is a program of the model's; what it refuses (an unknown role, two turns in a row) it says by raising.
+        # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
         except Exception as error:
             raise InputError(f"{self.target.name}'s chat template does not take these messages ({error})") from error
 
@@ -184,7 +191,9 @@ class LanguageModel:
                 "answer: shorten it"
             )
         if max(ids) >= self.target.vocabulary:
-            raise InputError(f"the tokenizer gives the id {max(ids)}, but {self.target.name} has {self.target.vocabulary}")
+            raise InputError(
+                f"the tokenizer gives the id {max(ids)}, but {self.target.name} has {self.target.vocabulary}"
+            )
         return ids
 
     def _policy(self, name: str, k: int | None) -> Policy:

@@ -1,6 +1,7 @@
 """The command line. torch is imported inside the chosen command, so that --help answers at once."""
 
 import errno
+import io
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from stridelm.types import InputError, SamplingParams
 app = typer.Typer(
     name="stridelm",
     help="Several tokens per forward pass from any causal language model, with the same text.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -29,7 +29,9 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _DECODER_HELP = "; ".join(f"{name}: {what}" for name, what in DECODERS.items())
 _K_HELP = "Tokens that the decoder may propose per pass (" + ", ".join(f"{n} {k}" for n, k in DEFAULT_K.items()) + ")."
 
-Model = Annotated[str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")]
+Model = Annotated[
+    str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
+]
 
 
 def _show_version(value: bool) -> None:
@@ -43,7 +45,7 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, wherever it stands.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. May stand anywhere.")] = False,
 ) -> None:
     """Several tokens per forward pass from any causal language model, with the same text."""
 
@@ -56,16 +58,20 @@ def generate(
         Path | None, typer.Option("--prompts", help="Many prompts: JSON lines with `prompt` or `messages`.")
     ] = None,
     model: Model = "smollm2",
-    draft_model: Annotated[str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")] = None,
-    adapter: Annotated[str | None, typer.Option("--adapter", help="A converted model's adapter (not in this version).")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="A converted model's adapter (not in this version).")
+    ] = None,
     decoder: Annotated[str, typer.Option("--decoder", help=_DECODER_HELP + ".")] = AUTO,
     k: Annotated[int | None, typer.Option("--k", help=_K_HELP)] = None,
-    sampling: SamplingParams = SamplingParams(),  # noqa: B008: frozen
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
     race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per answer, on one line.")] = False,
     batch: Annotated[int, typer.Option("--batch", help="With --prompts: so many answers at once.")] = 1,
-    load: LoadSettings = LoadSettings(),  # noqa: B008
+    load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
 ) -> None:
     """Answer a prompt, or a file of prompts.
 
@@ -77,14 +83,18 @@ def generate(
     from stridelm import generate_command
 
     if adapter is not None:
-        raise InputError("--adapter: this version cannot load adapters yet; leave it away")
+        raise InputError("--adapter: this version cannot load adapters yet; leave it out")
     generate_command.run(
-        generate_command.Request(prompt, prompts, model, draft_model, decoder, k, sampling, raw, race, json, batch, load)
+        generate_command.Request(
+            prompt, prompts, model, draft_model, decoder, k, sampling, raw, race, json, batch, load
+        )
     )
 
 
 @app.command()
-def models(json: Annotated[bool, typer.Option("--json", help="One JSON object per model, on one line.")] = False) -> None:
+def models(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per model, on one line.")] = False,
+) -> None:
     """List the models on this machine, their size and where they are."""
     from stridelm import models_command
 
@@ -93,34 +103,50 @@ def models(json: Annotated[bool, typer.Option("--json", help="One JSON object pe
 
 def main() -> None:
     """Run the command line. What a user can mend ends in one line and exit status 2."""
-    debug = "--debug" in sys.argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of few letters gets question marks, not a traceback
+    arguments, debug = _without_debug(sys.argv[1:])
     try:
-        status = app([argument for argument in sys.argv[1:] if argument != "--debug"], standalone_mode=False)
-    except _UsageError as error:
-        _fail(error.format_message(), hint=_usage_hint(error))  # type: ignore[attr-defined]
-    except InputError as error:
-        if debug:
-            raise
-        _fail(str(error))
+        status = app(arguments or ["--help"], prog_name="stridelm", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        status = 130
     except BrokenPipeError:
-        # Whoever read our output has left. Nothing more can be written, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except OSError as error:
-        if debug or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        # Whoever read our output has left; typer ends in 1, too, when it sees this first.
+        _drop_output()
+        status = 1
+    except Exception as error:
+        message = _complaint(error)
+        if debug or message is None:
             raise
-        _fail(f"{error.filename or 'disk'}: {error.strerror}")
-    else:
-        sys.exit(status or 0)
+        print(f"stridelm: {' '.join(message.split())}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:
+            _drop_output()
+        status = 2
+    sys.exit(status or 0)
 
 
-def _usage_hint(error: Exception) -> str:
-    context = getattr(error, "ctx", None)
-    return f" (see {context.command_path} --help)" if context else ""
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without --debug, and whether it was there. What follows `--` is not an option."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    return options + arguments[end:], len(options) < end
 
 
-def _fail(message: str, hint: str = "") -> None:
-    print(f"stridelm: {' '.join(message.split())}{hint}", file=sys.stderr)
-    sys.exit(2)
+def _complaint(error: Exception) -> str | None:
+    """What to tell the user; None for what they cannot mend."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, _UsageError):
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context else ""
+        return error.format_message() + hint  # type: ignore[attr-defined]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        return f"{error.filename or 'the output'}: {error.strerror}"
+    return None
+
+
+def _drop_output() -> None:
+    """Nothing more can be written: what is still in Python's buffer must not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""Command-line options from settings dataclasses: a field is an option, its docstring the help, its default the default."""
+"""Command-line options from settings dataclasses: a field is an option, its docstring the help, its default too."""
 
 import ast
 import dataclasses
@@ -54,12 +54,12 @@ def _options(settings: type) -> list[inspect.Parameter]:
     docs, hints = field_docs(settings), typing.get_type_hints(settings)
     options: list[inspect.Parameter] = []
     for field in dataclasses.fields(settings):
-        kind, default, metavar = hints[field.name], field.default, None
+        kind, default, metavar, help_text = hints[field.name], field.default, None, docs[field.name]
         if typing.get_origin(kind) is tuple:
-            kind, default, metavar = list[str], [], "<str>"
+            kind, default, metavar, help_text = list[str], [], "<str>", f"{help_text} May be given several times."
         elif not (kind in (int, float, str, bool) or isinstance(kind, types.UnionType)):
             continue  # a mapping has no place on a command line
-        option = typer.Option(f"--{field.name.replace('_', '-')}", help=docs[field.name], metavar=metavar)
+        option = typer.Option(f"--{field.name.replace('_', '-')}", help=help_text, metavar=metavar)
         options.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

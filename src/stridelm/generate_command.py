@@ -41,28 +41,38 @@ def run(request: Request) -> None:
     if not 1 <= request.batch <= 1024:
         raise InputError(f"--batch must be between 1 and 1024, not {request.batch}")
     if request.prompts is not None and (request.prompt is not None or request.race):
-        raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them away")
+        raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
     if request.batch != 1 and request.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
-    prompts = read_prompts(request.prompts) if request.prompts is not None else [_one_prompt(request)]
-    model = stridelm.load(request.model, draft_model=request.draft_model, settings=request.load)
-    if request.race:
-        run_race(model, prompts[0], request.sampling, request.decoder, request.k, raw=request.raw, as_json=request.json)
-    elif request.prompts is not None:
-        _answer_all(model, prompts, request)
-    elif request.json:
-        print(json.dumps(as_json(model.generate(prompts[0], **_arguments(request)))))
+    if request.prompts is not None:
+        prompts = read_prompts(request.prompts)
+        _answer_all(_load(request), prompts, request)
     else:
-        _stream(model, prompts[0], request)
+        prompt = _one_prompt(request)
+        _answer(_load(request), prompt, request)
 
 
-def read_prompts(file: Path) -> list[Prompt]:
-    """JSON lines with `prompt` or `messages`; blank lines are passed over."""
+def _load(request: Request) -> LanguageModel:
+    return stridelm.load(request.model, draft_model=request.draft_model, settings=request.load)
+
+
+def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
+    if request.race:
+        run_race(model, prompt, request.sampling, request.decoder, request.k, raw=request.raw, as_json=request.json)
+    elif request.json:
+        print(json.dumps(as_json(model.generate(prompt, **_arguments(request)))))
+    else:
+        _stream(model, prompt, request)
+
+
+def read_prompts(file: Path) -> dict[str, Prompt]:
+    """JSON lines with `prompt` or `messages`, by the place where each stands; blank lines are passed over."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    prompts = [_parse_prompt(f"{file}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    places = {f"{file}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    prompts = {place: _parse_prompt(place, line) for place, line in places.items()}
     if not prompts:
         raise InputError(f"{file}: no prompts in it")
     return prompts
@@ -71,7 +81,7 @@ def read_prompts(file: Path) -> list[Prompt]:
 def _parse_prompt(where: str, line: str) -> Prompt:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON ({error})") from error
     match entry:
         case {"messages": list(messages)}:
@@ -96,9 +106,12 @@ def _checked_messages(where: str, messages: list[Any]) -> Messages:
 def _one_prompt(request: Request) -> str:
     if request.prompt is not None:
         return request.prompt
-    if sys.stdin.isatty():
-        raise InputError('no prompt: give one as an argument, e.g. stridelm generate "Why is the sky blue?", or pipe one in')
-    return sys.stdin.read()
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError('no prompt: give one, as in stridelm generate "Why is the sky blue?", or pipe one in')
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input: not text in UTF-8 ({error})") from error
 
 
 def _arguments(request: Request) -> dict[str, Any]:
@@ -106,23 +119,27 @@ def _arguments(request: Request) -> dict[str, Any]:
 
 
 def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     answer = model.stream(prompt, **_arguments(request))
     for number, stride in enumerate(answer):
-        console.print(stride.text, end="", markup=False, style=_STRIDE_STYLES[number % 2] if console.is_terminal else "")
-    result = answer.result()
-    console.print()
-    Console(stderr=True, highlight=False).print(summary(result), style="dim")
+        if console.is_terminal:
+            console.out(stride.text, end="", style=_STRIDE_STYLES[number % 2])
+        else:
+            print(stride.text, end="", flush=True)  # as it is: a console would turn tabs into spaces
+    print(flush=True)
+    Console(stderr=True, highlight=False).out(summary(answer.result()), style="dim")
 
 
-def _answer_all(model: LanguageModel, prompts: list[Prompt], request: Request) -> None:
+def _answer_all(model: LanguageModel, prompts: dict[str, Prompt], request: Request) -> None:
     # Look at every prompt first: a bad one in the middle must not cost the answers before it.
-    for number, prompt in enumerate(prompts, 1):
+    for place, prompt in prompts.items():
         try:
             model.encode(prompt, raw=request.raw)
         except InputError as error:
-            raise InputError(f"{request.prompts}, prompt {number}: {error}") from error
-    parts = [prompts[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
+            raise InputError(f"{place}: {error}") from error
+        model.stream(prompt, **_arguments(request)).close()  # refuses what the cache has no room for
+    in_order = list(prompts.values())
+    parts = [in_order[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
     progress = Console(stderr=True)
     for part in track(parts, "Answering", console=progress, disable=not progress.is_terminal, transient=True):
         for prompt, result in zip(part, model.generate(part, **_arguments(request)), strict=True):  # type: ignore[call-overload]
@@ -157,6 +174,6 @@ def summary(result: Result) -> str:
     return (
         f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per forward), "
         f"{stats.tokens_per_second:.1f} tokens/s, first after {stats.ttft * 1e3:.0f} ms, {result.decoder}, "
-        f"finished by {result.finish_reason}, seed {result.seed}; {'exact' if result.exact else 'not exact'} with respect "
-        f"to {result.exact_to}"
+        f"finished by {result.finish_reason}, seed {result.seed}; {'exact' if result.exact else 'not exact'} "
+        f"with respect to {result.exact_to}"
     )

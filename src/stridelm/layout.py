@@ -26,7 +26,10 @@ def make_block(start: int, pending: Items[int], tree: DraftTree = NO_DRAFT, *, r
     return Block(
         start=start,
         tokens=(*pending, *tree.tokens),
-        parents=(*range(ROOT, count - 1), *(count + parent if parent != ROOT else count - 1 for parent in tree.parents)),
+        parents=(
+            *range(ROOT, count - 1),
+            *(count + parent if parent != ROOT else count - 1 for parent in tree.parents),
+        ),
         kinds=(RowKind.REAL,) * (count + len(tree)),
         wanted=tuple(range(count - 1, count + len(tree))) if reads_logits else (),
         pending=count,

@@ -2,20 +2,21 @@
 
 import json as jsonlib
 
-from rich.console import Console
-from rich.table import Table
-
-from stridelm.model.store import stored_models
+from stridelm.model.store import StoredModel, stored_models
 
 
 def run(*, json: bool) -> None:
     models = list(stored_models())
     if json:
         for model in models:
-            print(jsonlib.dumps({"name": model.name, "path": str(model.path), "bytes": model.bytes, "here": model.is_here}))
+            entry = {"name": model.name, "path": str(model.path), "bytes": model.bytes, "here": model.is_here}
+            print(jsonlib.dumps(entry))
         return
-    table = Table("model", "size", "where", box=None, pad_edge=False)
-    for model in models:
-        size = f"{model.bytes / 1e6:,.0f} MB" if model.is_here else "fetched at first use"
-        table.add_row(model.name, size, str(model.path))
-    Console(soft_wrap=True, highlight=False).print(table)
+    rows = [("model", "size", "where"), *((model.name, _size(model), str(model.path)) for model in models)]
+    name_width, size_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, size, where in rows:
+        print(f"{name:<{name_width}}  {size:<{size_width}}  {where}")
+
+
+def _size(model: StoredModel) -> str:
+    return f"{model.bytes / 1e6:,.0f} MB" if model.is_here else "fetched at first use"

@@ -7,7 +7,9 @@ next, so that the picture is that of two machines side by side, and neither slow
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -51,7 +53,7 @@ class Lane:
     def counters(self) -> str:
         stats = self.answer.sequence.stats
         return (
-            f"{stats.tokens} tokens, {stats.forwards} forwards, {stats.tokens_per_forward:.2f} per forward, "
+            f"{stats.tokens} tokens / {stats.forwards} forwards = {stats.tokens_per_forward:.2f}\n"
             f"{self.seconds:.1f} s, {self.tokens_per_second:.1f} tokens/s"
         )
 
@@ -74,7 +76,10 @@ def run_race(
         raise InputError("--race at a temperature needs a --seed, the same for both lanes")
     console = console or Console(highlight=False, stderr=as_json)
     lanes: list[Lane] = []
-    for title, name, tokens, own in (("one token at a time", "autoregressive", None, model), ("", decoder, k, model.twin())):
+    for title, name, tokens, own in (
+        ("one token at a time", "autoregressive", None, model),
+        ("", decoder, k, model.twin()),
+    ):
         own.stream(prompt, _WARM_UP, decoder=name, k=tokens, raw=raw).result()
         answer = own.stream(prompt, params, decoder=name, k=tokens, raw=raw)
         lanes.append(Lane(title or f"several: {answer.decoder}", answer))
@@ -87,37 +92,44 @@ def run_race(
     _report(lanes, console, as_json)
 
 
-def _run(lanes: list[Lane], show) -> None:  # noqa: ANN001
+def _run(lanes: list[Lane], show: Callable[[], None]) -> None:
     while open_lanes := [lane for lane in lanes if not lane.done]:
         min(open_lanes, key=lambda lane: lane.seconds).advance()
         show()
 
 
-def _picture(lanes: list[Lane], console: Console) -> Group:
+def _picture(lanes: list[Lane], console: Console) -> Columns:
     # The newest lines of each lane, so that a long answer stays in the window.
     width = max(20, console.width // 2 - 5)
     height = max(4, min(30, console.height - 12)) if console.is_terminal else 1000
     panels = []
     for lane in lanes:
-        lines = lane.text.wrap(console, width)[-height:]
-        panels.append(Panel(Text("\n").join(lines), title=lane.title, subtitle=lane.counters(), width=console.width // 2))
-    return Group(Columns(panels, padding=0))
+        newest = Text("\n").join(lane.text.wrap(console, width)[-height:])
+        # Inside, where a narrow window wraps them; it would cut a border's title off.
+        body = Group(newest, Text(), Text(lane.counters(), style="dim"))
+        panels.append(Panel(body, title=lane.title, width=console.width // 2))
+    return Columns(panels, padding=0)
+
+
+def _first_difference(plain: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    for place, (ours, theirs) in enumerate(zip_longest(plain, other)):
+        if ours != theirs:
+            return place
+    return None
 
 
 def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
     plain, other = (lane.answer.result() for lane in lanes)
     speed_up = lanes[0].seconds / lanes[1].seconds
-    first = next((at for at, pair in enumerate(zip(plain.token_ids, other.token_ids, strict=False)) if pair[0] != pair[1]), None)
-    if first is None and len(plain.token_ids) != len(other.token_ids):
-        first = min(len(plain.token_ids), len(other.token_ids))
+    first = _first_difference(plain.token_ids, other.token_ids)
     table = Table("lane", "tokens", "forwards", "tokens per forward", "seconds", "tokens/s", box=None, pad_edge=False)
     for lane, result in zip(lanes, (plain, other), strict=True):
         stats = result.stats
         table.add_row(lane.title, str(stats.tokens), str(stats.forwards), f"{stats.tokens_per_forward:.2f}",
                       f"{lane.seconds:.2f}", f"{lane.tokens_per_second:.1f}")  # fmt: skip
     console.print(table)
-    verdict = f"identical, all {len(plain.token_ids)} tokens" if first is None else f"differs from token {first} on"
-    console.print(f"speed-up {speed_up:.2f}x, answers {verdict} ({plain.exact_to})", style="bold")
+    verdict = f"identical, all {len(plain.token_ids)} tokens" if first is None else f"differ from token {first} on"
+    console.out(f"speed-up {speed_up:.2f}x, answers {verdict} ({plain.exact_to})", style="bold")
     if as_json:
         report = {
             "decoder": other.decoder, "identical": first is None, "first_difference": first,

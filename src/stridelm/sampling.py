@@ -53,7 +53,9 @@ def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int],
     scores_V = logits_V.clone()
     size = len(scores_V)
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({token for token in before if token < size}), device=scores_V.device)
+        seen = torch.tensor(
+            sorted({token for token in before if token < size}), dtype=torch.int64, device=scores_V.device
+        )
         held = scores_V[seen]
         scores_V[seen] = torch.where(held > 0, held / params.repetition_penalty, held * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
@@ -67,7 +69,7 @@ def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int],
 
 
 def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Top-k, then top-p of what is left, then min-p; what is dropped becomes -inf. Equal scores stay together in top-k."""
+    """Top-k (equal scores stay together), top-p of what is left, then min-p; what is dropped becomes -inf."""
     if 0 < params.top_k < len(scores_V):
         least = scores_V.topk(params.top_k).values[-1]
         scores_V = scores_V.masked_fill(scores_V < least, -torch.inf)

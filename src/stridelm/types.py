@@ -61,13 +61,17 @@ class SamplingParams:
     """Strings that end the answer; they are not part of its text."""
 
     def __post_init__(self) -> None:
-        _require(_is_count(self.max_tokens, 1), f"max_tokens must be a whole number of at least 1, not {self.max_tokens!r}")
+        _require(
+            _is_count(self.max_tokens, 1), f"max_tokens must be a whole number of at least 1, not {self.max_tokens!r}"
+        )
         _require(
             self.temperature == 0 or _within(self.temperature, 1e-4, 100),
             f"temperature must be 0 (greedy) or between 0.0001 and 100, not {self.temperature!r}",
         )
         _require(_within(self.top_p, 1e-6, 1), f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        _require(_is_count(self.top_k, 0), f"top_k must be a whole number of at least 0 (0 keeps all), not {self.top_k!r}")
+        _require(
+            _is_count(self.top_k, 0), f"top_k must be a whole number of at least 0 (0 keeps all), not {self.top_k!r}"
+        )
         _require(_within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p!r}")
         _require(
             _within(self.repetition_penalty, 1e-2, 100),
@@ -97,9 +101,7 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        return bool(
-            self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias
-        )
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 def _is_count(value: object, least: int) -> bool:

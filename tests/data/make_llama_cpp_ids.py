@@ -1,19 +1,20 @@
-"""Write the token ids that real llama.cpp gives for a fixed list of strings.
+"""Write the token ids that real llama.cpp gives for two fixed lists of strings.
 
-The result, ``llama_cpp_ids.json``, is the reference that our own tokenizer, built from
-the same GGUF file, is tested against. llama.cpp itself comes prebuilt from npm:
+The results are the reference that our own tokenizers, built from the metadata of GGUF files, are tested against.
+llama.cpp itself comes prebuilt from npm:
 
     npm install @node-llama-cpp/linux-x64@3.22.1
     python make_llama_cpp_ids.py \\
         --lib-dir node_modules/@node-llama-cpp/linux-x64/bins/linux-x64 \\
-        --gguf SmolLM2-135M-Instruct.Q4_1.gguf --out llama_cpp_ids.json
+        --gguf SmolLM2-135M-Instruct.Q4_1.gguf --out-dir tests/data
 
-For each pre-tokenizer a temporary GGUF is written that holds the metadata only, with
-``tokenizer.ggml.pre`` replaced, and llama.cpp loads its vocabulary.
+``llama_cpp_ids.json`` is about the vocabulary of that file. For each pre-tokenizer a temporary GGUF is written that
+holds the metadata only, with ``tokenizer.ggml.pre`` replaced, and llama.cpp loads its vocabulary.
 
-What these ids cannot show: in SmolLM2's vocabulary an ASCII digit is only ever a token by
-itself, and each longer token is the result of a merge. So "qwen2" and "llama-bpe" (digits
-one by one or up to three together, ignore_merges) give equal ids for every case.
+What these ids cannot show: in SmolLM2's vocabulary an ASCII digit is only ever a token by itself, and each longer token
+is the result of a merge. So "qwen2" and "llama-bpe" (digits one by one or up to three together, ignore_merges) give
+equal ids for every case. ``llama_cpp_synthetic_ids.json`` shows it: its small vocabulary, which it holds, was trained
+without pre-tokenization on the very texts, so that every boundary that a pre-tokenizer draws is seen in the ids.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-PRE_NAMES = ["smollm", "gpt-2", "qwen2", "llama-bpe", "default"]
+SYNTHETIC_PRE_NAMES = ["smollm", "gpt-2", "qwen2", "llama-bpe"]
+PRE_NAMES = [*SYNTHETIC_PRE_NAMES, "default"]
 
 CHATML = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -53,8 +56,7 @@ PYTHON = (
     '    return fib(n-1) + fib(n - 2)  # slow!\n\n\nprint(f"{fib(10)=}")\n'
 )
 C_CODE = (
-    "#include <stdio.h>\n\nint main(void)\n{\n\tfor (int i=0;i<10;++i)\n\t\t"
-    'printf("%d\\n", i*0x1F);\n\treturn 0;\n}\n'
+    '#include <stdio.h>\n\nint main(void)\n{\n\tfor (int i=0;i<10;++i)\n\t\tprintf("%d\\n", i*0x1F);\n\treturn 0;\n}\n'
 )
 
 PLAIN_TEXTS = [
@@ -174,6 +176,75 @@ CASES: list[tuple[str, bool]] = [
     *((text, flag) for text in SPECIAL_TEXTS for flag in (True, False)),
 ]
 
+CONTROL, USER_DEFINED, NORMAL = 3, 4, 1
+SYNTHETIC_SPECIAL = {"<eos>": CONTROL, "<tool>": USER_DEFINED}
+# Tokens that no merge makes: only a tokenizer that looks for the whole word first (ignore_merges) finds them.
+SYNTHETIC_UNREACHABLE = ["789", "\u0120789", "xyz", "\u0120xyz", "??"]
+
+SYNTHETIC_TRAINING_TEXTS = [
+    # digits, alone and beside other things
+    "1",
+    "12",
+    "123",
+    "1234",
+    "12345",
+    "123456",
+    "1234567",
+    "99999",
+    " 12",
+    "  1234",
+    "a12b",
+    "x 100 2000",
+    "3.14",
+    "$123",
+    "1a",
+    "\t1",
+    "\n1",
+    "\n\n1.",
+    "2\u00b2\u00b34",  # superscripts are numbers, but no decimal digits
+    "\uff11\uff12\uff13\uff14",
+    "\u0663\u0664\u0665\u0666",
+    "\u00bd\u00bd",
+    # contractions, in both cases, and letters that fold to s and k without being them
+    "it's",
+    "IT'S",
+    "we'll",
+    "WE'LL",
+    "'LlX",
+    "'twas",
+    "'\u017fa",
+    "'\u212a",
+    # what a word takes with it
+    " the",
+    "\tthe",
+    "(the",
+    "\nthe",
+    " (the)",
+    "the,the",
+    "e\u0301t\u00e9",
+    "\u4e2d\u6587,",
+    # punctuation and the line breaks after it
+    "!!",
+    " !!",
+    "!!\n\n",
+    "!!\r\n x",
+    ". .",
+    "_a_",
+    # white space
+    "   ",
+    "a   b",
+    "a \n b",
+    "\n\n\n",
+    " \n \n",
+    "\r\n\r\n",
+    "a\u00a0b",
+]
+SYNTHETIC_CASES: list[tuple[str, bool]] = [
+    *((text, True) for text in SYNTHETIC_TRAINING_TEXTS),
+    *((text, True) for text in ("789", " 789", "789789", "xyz", " xyz", "xyzxyz", "???", "??", "x\n\n  \n 12345 y")),
+    *((text, flag) for text in ("a<eos>12345", "<tool>123<eos><tool>", "<eos") for flag in (True, False)),
+]
+
 
 class ModelParams(ctypes.Structure):
     """``struct llama_model_params``, opaque and larger than the real one (80 bytes).
@@ -272,6 +343,40 @@ def write_vocab_gguf(source: GGUFReader, pre: str, path: Path) -> None:
     writer.close()
 
 
+def train_synthetic() -> tuple[list[str], list[str]]:
+    """The tokens and merges of a vocabulary in which every training text is one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=10_000,
+        min_frequency=1,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(SYNTHETIC_SPECIAL),
+    )
+    tokenizer.train_from_iterator(SYNTHETIC_TRAINING_TEXTS, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    clash = set(SYNTHETIC_UNREACHABLE).intersection(tokens)
+    if clash:
+        raise RuntimeError(f"the training texts make {clash}, which no merge should")
+    return tokens + SYNTHETIC_UNREACHABLE, [" ".join(merge) for merge in model["merges"]]
+
+
+def write_synthetic_gguf(tokens: list[str], merges: list[str], pre: str, path: Path) -> None:
+    writer = GGUFWriter(path, arch="llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([SYNTHETIC_SPECIAL.get(token, NORMAL) for token in tokens])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokens.index("<eos>"))
+    writer.add_eos_token_id(tokens.index("<eos>"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def describe_library(lib_path: Path) -> str:
     """Name the npm package the library came from (its package.json is some folders up)."""
     for folder in lib_path.resolve().parents:
@@ -292,39 +397,68 @@ def format_json(result: dict[str, Any]) -> str:
     return "{\n" + ",\n".join([*head, '"cases": {\n' + ",\n".join(groups) + "\n}"]) + "\n}\n"
 
 
+Case = dict[str, Any]
+
+
+def ids_of_cases(
+    llama: LlamaCpp, write: Callable[[str, Path], None], pre_names: list[str], cases: list[tuple[str, bool]]
+) -> dict[str, list[Case]]:
+    """llama.cpp's ids by pre-tokenizer; `write` makes the GGUF file for one."""
+    found: dict[str, list[Case]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for pre in pre_names:
+            path = Path(folder) / f"{pre}.gguf"
+            write(pre, path)
+            with llama.vocab(path) as vocab:
+                found[pre] = [
+                    {"text": text, "parse_special": flag, "ids": llama.tokenize(vocab, text, flag)}
+                    for text, flag in cases
+                ]
+            warnings = [line for line in llama.log if "pre-tokenizer" in line]
+            print(pre, len(found[pre]), "cases", *warnings, file=sys.stderr)
+    return found
+
+
+def smollm2_ids(llama: LlamaCpp, gguf: Path) -> dict[str, Any]:
+    source = GGUFReader(gguf)
+    return {
+        "library": describe_library(llama.path),
+        "gguf": gguf.name,
+        "gguf_sha256": hashlib.sha256(gguf.read_bytes()).hexdigest(),
+        "cases": ids_of_cases(llama, lambda pre, path: write_vocab_gguf(source, pre, path), PRE_NAMES, CASES),
+    }
+
+
+def synthetic_ids(llama: LlamaCpp) -> dict[str, Any]:
+    tokens, merges = train_synthetic()
+    return {
+        "library": describe_library(llama.path),
+        "token_type": [SYNTHETIC_SPECIAL.get(token, NORMAL) for token in tokens],
+        "tokens": tokens,
+        "merges": merges,
+        "cases": ids_of_cases(
+            llama,
+            lambda pre, path: write_synthetic_gguf(tokens, merges, pre, path),
+            SYNTHETIC_PRE_NAMES,
+            SYNTHETIC_CASES,
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lib-dir", type=Path, required=True, help="folder of libllama.*.so")
     parser.add_argument("--gguf", type=Path, required=True, help="GGUF with a BPE vocabulary")
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--out-dir", type=Path, required=True, help="folder to write the two JSON files to")
     args = parser.parse_args()
 
     llama = LlamaCpp(args.lib_dir)
-    source = GGUFReader(args.gguf)
-    cases: dict[str, list[dict[str, Any]]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for pre in PRE_NAMES:
-            path = Path(folder) / f"{pre}.gguf"
-            write_vocab_gguf(source, pre, path)
-            with llama.vocab(path) as vocab:
-                cases[pre] = [
-                    {
-                        "text": text,
-                        "parse_special": flag,
-                        "ids": llama.tokenize(vocab, text, flag),
-                    }
-                    for text, flag in CASES
-                ]
-            warnings = [line for line in llama.log if "pre-tokenizer" in line]
-            print(pre, len(cases[pre]), "cases", *warnings, file=sys.stderr)
-
-    result = {
-        "library": describe_library(llama.path),
-        "gguf": args.gguf.name,
-        "gguf_sha256": hashlib.sha256(args.gguf.read_bytes()).hexdigest(),
-        "cases": cases,
+    results = {
+        "llama_cpp_ids.json": smollm2_ids(llama, args.gguf),
+        "llama_cpp_synthetic_ids.json": synthetic_ids(llama),
     }
-    args.out.write_text(format_json(result), encoding="ascii")
+    for name, result in results.items():
+        (args.out_dir / name).write_text(format_json(result), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT) -> Block:
 
 
 def decide(sequence: Sequence, block: Block, logits_WV: torch.Tensor) -> Commit:
-    """Walk the block's tree with the sequence's own draws. Node i is wanted row i + 1, the last pending row is row 0."""
+    """Walk the block's tree with the sequence's own draws. Wanted row 0 is the last pending, row i + 1 is node i."""
     pending = tuple(range(block.pending))
     if not block.wanted:
         return Commit(kept=pending)

@@ -1,4 +1,4 @@
-"""Verified drafts: whatever a drafter proposes is checked in the same forward, so that the text stays the model's own."""
+"""Verified drafts: what a drafter proposes is checked in the same forward, so that the text stays the model's own."""
 
 import torch
 

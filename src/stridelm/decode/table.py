@@ -42,7 +42,9 @@ def resolve(name: str, draft: Checkpoint | None) -> str:
 def make_policy(name: str, k: int | None, target: Checkpoint, draft: Checkpoint | None, cache_tokens: int) -> Policy:
     """`name` as `resolve` gave it; `k` None takes the decoder's default."""
     if k is not None and name not in DEFAULT_K:
-        raise InputError(f"the decoder {name} proposes nothing, so it takes no k: leave --k away, or choose another decoder")
+        raise InputError(
+            f"the decoder {name} proposes nothing, so it takes no k: leave --k away, or choose another decoder"
+        )
     if k is not None and not 1 <= k <= LARGEST_K:
         raise InputError(f"k must be between 1 and {LARGEST_K}, not {k}")
     return _MAKERS[name](k or DEFAULT_K.get(name, 0), target, draft, cache_tokens)

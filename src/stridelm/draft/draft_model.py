@@ -1,4 +1,4 @@
-"""A second, smaller model of the same vocabulary writes k candidates, one at a time; the target verifies them at once."""
+"""A second, smaller model of the same vocabulary writes k candidates one by one; the target verifies them at once."""
 
 from dataclasses import dataclass, field
 

@@ -35,7 +35,7 @@ class NgramDrafter:
 
 def longest_match(tokens: np.ndarray) -> tuple[int, int]:
     """The place after the latest of the longest earlier matches of the text's ending, and that match's length."""
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+    ends = matched = np.flatnonzero(tokens[:-1] == tokens[-1])
     length = 0
     while len(ends) and length < LONGEST_MATCH:
         length += 1

@@ -1,4 +1,4 @@
-"""The engine: `step` is the architecture. It speaks token ids; text is made at its edge, for stop strings and strides."""
+"""The engine: `step` is the architecture. It speaks token ids; text is made at its edge, for stops and strides."""
 
 import time
 from typing import cast

@@ -21,8 +21,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
             raise InputError(
-                f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for fewer "
-                "with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
+                f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for "
+                "fewer with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
             )
         self.waiting.append(sequence)
 

@@ -1,18 +1,18 @@
 """The attention function that StrideLM registers with transformers: a row sees its ancestors, over our own KV cache.
 
-transformers' models call it once per layer with the queries, keys and values of all packed rows of a step. What the step
-needs beyond that travels as one keyword argument, `stride_step`. What this function does not know is refused, never
-ignored.
+transformers' models call it once per layer with the queries, keys and values of all packed rows of a step. What the
+step needs beyond that travels as one keyword argument, `stride_step`. What this function does not know is refused,
+never ignored.
 
-Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of one block, T tokens a block may see, D head
-size.
+Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of one block, T tokens that a block reads,
+D head size.
 """
 
 from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 
 from stridelm.layout import visible
 from stridelm.model.kv_cache import KVCache, Table
@@ -32,14 +32,14 @@ class UnsupportedModel(InputError):
 class Step:
     """One step's view of the cache: where its rows are written, what each block reads and sees."""
 
-    def __init__(self, rows: Rows, cache: KVCache, tables: list[Table], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rows: Rows, cache: KVCache, tables: list[Table], device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.rows = rows
         self.cache = cache
         self.device = device
         self.dtype = dtype
-        written = [
-            cache.slots(table, table.length, table.length + table.step_rows) for table in tables
-        ]
+        written = [cache.slots(table, table.length, table.length + table.step_rows) for table in tables]
         self.write_slots_Q = torch.cat([torch.from_numpy(slots) for slots in written]).to(device)
         self.read_slots = [
             slots if isinstance(slots, slice) else torch.from_numpy(slots).to(device)
@@ -77,7 +77,7 @@ def attend(
     query_1HQD: torch.Tensor,
     key_1GQD: torch.Tensor,
     value_1GQD: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001
     *,
     stride_step: Step | None = None,
     scaling: float | None = None,
@@ -109,6 +109,15 @@ def attend(
         sinks_H=s_aux,
     )
     return output_QHD[None], None
+
+
+def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
+    """The sliding window that the settings give a layer."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is not None:
+        return window if kinds[layer] == "sliding_attention" else None
+    return window if getattr(config, "use_sliding_window", True) else None
 
 
 def attend_rows(

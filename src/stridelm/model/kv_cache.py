@@ -9,6 +9,7 @@ Shape letters: H key-value heads, S slots (block number x block size + offset), 
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -37,10 +38,7 @@ class Table:
     @property
     def is_run(self) -> bool:
         """Whether the blocks lie one behind the other."""
-        blocks = self.blocks
-        return not blocks or blocks[-1] - blocks[0] == len(blocks) - 1 and all(
-            later == earlier + 1 for earlier, later in zip(blocks, blocks[1:], strict=False)
-        )
+        return all(later == earlier + 1 for earlier, later in pairwise(self.blocks))
 
 
 class KVCache:
@@ -89,9 +87,10 @@ class KVCache:
         table.step_rows = rows
         return self.slots(table, table.length, end)
 
+    @torch.inference_mode()
     def keep(self, table: Table, path: Items[int]) -> None:
         """End a step: keep the rows `path` (rising) of it as the next tokens, forget the others."""
-        assert len(path) <= table.step_rows and all(row < table.step_rows for row in path)
+        assert all(row < table.step_rows for row in path)
         moved = [(to, row) for to, row in enumerate(path) if row != to]
         if moved:
             slots = self.slots(table, table.length, table.length + table.step_rows)
@@ -120,13 +119,13 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys_HTD: torch.Tensor, values_HTD: torch.Tensor) -> None:
         if layer not in self.layers:
-            slot_count = self.block_count * BLOCK_SIZE
-            self.layers[layer] = tuple(
-                part.new_empty((part.shape[0], slot_count, part.shape[2])) for part in (keys_HTD, values_HTD)
-            )  # type: ignore[assignment]
+            self.layers[layer] = self._memory(keys_HTD), self._memory(values_HTD)
         keys_HSD, values_HSD = self.layers[layer]
         keys_HSD.index_copy_(1, slots, keys_HTD)
         values_HSD.index_copy_(1, slots, values_HTD)
+
+    def _memory(self, like_HTD: torch.Tensor) -> torch.Tensor:
+        return like_HTD.new_empty((like_HTD.shape[0], self.block_count * BLOCK_SIZE, like_HTD.shape[2]))
 
     def read(self, layer: int, slots: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at these slots, as `reading_slots` gave them."""
@@ -180,13 +179,16 @@ class KVCache:
         self.references[taken] = 1
         return taken.tolist()
 
+    @torch.inference_mode()
     def _copy_block(self, table: Table, index: int) -> None:
         """Give the table a block of its own in place of a shared one, with the same content."""
         shared = table.blocks[index]
         (own,) = self._take(1, after=None)
         for keys, values in self.layers.values():
             for part in (keys, values):
-                part[:, own * BLOCK_SIZE : (own + 1) * BLOCK_SIZE] = part[:, shared * BLOCK_SIZE : (shared + 1) * BLOCK_SIZE]
+                part[:, own * BLOCK_SIZE : (own + 1) * BLOCK_SIZE] = part[
+                    :, shared * BLOCK_SIZE : (shared + 1) * BLOCK_SIZE
+                ]
         self.references[shared] -= 1
         table.blocks[index] = own
 

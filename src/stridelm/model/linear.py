@@ -24,7 +24,7 @@ class TransposedLinear:
     """One or more linear layers of the same input as one product, weights as in x out."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
-        self.weight_t = torch.cat([linear.weight.detach() for linear in linears]).t().contiguous()
+        self.weight_t = _joined_weight(linears).t().contiguous()
         self.bias = _joined_bias(linears)
         self.out_features = self.weight_t.shape[1]
 
@@ -37,7 +37,7 @@ class PackedLinear:
     """The same in oneDNN's own order."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
-        weight = torch.cat([linear.weight.detach() for linear in linears])
+        weight = _joined_weight(linears)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.bias = _joined_bias(linears)
         self.out_features = weight.shape[0]
@@ -121,6 +121,11 @@ class Part:
         if self.last == shared.linear.out_features:
             shared.input = shared.output = None
         return output[..., self.first : self.last]
+
+
+def _joined_weight(linears: list[nn.Linear]) -> torch.Tensor:
+    weights = [linear.weight.detach() for linear in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:

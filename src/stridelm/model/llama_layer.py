@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stridelm.model.attention import Step, attend_rows
+from stridelm.model.attention import Step, attend_rows, layer_window
 from stridelm.model.linear import StoredLinear
 
 _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
@@ -23,12 +23,14 @@ _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"
 
 def fuse_layers(network: nn.Module, storage: type[StoredLinear]) -> None:
     """Replace the Llama-shaped layers of a model, one by one, so that no weight is held twice for long."""
-    for parent in list(network.modules()):
-        if isinstance(parent, nn.ModuleList):
-            for index, layer in enumerate(parent):
-                if type(layer).__name__ in _LLAMA_SHAPED and layer.mlp.config.hidden_act == "silu":
-                    parent[index] = LlamaLayer(layer, storage)
-            del layer
+    for layers in [module for module in network.modules() if isinstance(module, nn.ModuleList)]:
+        for index in range(len(layers)):
+            if _is_llama_shaped(layers[index]):
+                layers[index] = LlamaLayer(layers[index], storage)
+
+
+def _is_llama_shaped(layer: Any) -> bool:
+    return type(layer).__name__ in _LLAMA_SHAPED and layer.mlp.config.hidden_act == "silu"
 
 
 class LlamaLayer(nn.Module):
@@ -40,7 +42,7 @@ class LlamaLayer(nn.Module):
         self.layer_index = attention.layer_idx
         self.head_size = attention.head_dim
         self.scaling = attention.scaling
-        self.window = getattr(attention, "sliding_window", None)
+        self.window = layer_window(attention.config, attention.layer_idx)
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.key_heads = attention.k_proj.out_features // self.head_size
         self.query_key_value = storage([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -63,9 +65,9 @@ class LlamaLayer(nn.Module):
         products_QXD = products.view(len(hidden_QC), heads + 2 * key_heads, self.head_size)
         cosine_Q1D, sine_Q1D = stride_step.rotary(position_embeddings)
         plain_QXD = products_QXD[:, : heads + key_heads]
-        turned_XQD = torch.addcmul(
-            plain_QXD * cosine_Q1D, plain_QXD.roll(self.head_size // 2, -1), sine_Q1D
-        ).transpose(0, 1)
+        turned_XQD = torch.addcmul(plain_QXD * cosine_Q1D, plain_QXD.roll(self.head_size // 2, -1), sine_Q1D).transpose(
+            0, 1
+        )
         attended_QHD = attend_rows(
             stride_step,
             self.layer_index,

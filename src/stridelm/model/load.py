@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -60,7 +60,8 @@ def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
     try:
-        network: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+        network = family.from_pretrained(
             None, config=config, state_dict=weights, dtype=dtype, attn_implementation=ATTENTION
         )
     except (ValueError, RuntimeError, KeyError, ImportError) as error:
@@ -140,13 +141,13 @@ def _ids(value: Any) -> frozenset[int]:
 
 def _from_hub(name: str) -> Path:
     unknown = (
-        f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or a "
-        "hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"
+        f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or "
+        "a hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"
     )
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or os.sep * 2 in name:
         raise InputError(unknown)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]))

@@ -17,11 +17,18 @@ from stridelm.types import InputError
 def save_folder(
     folder: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase
 ) -> None:
+    """Raises OSError where there is no room."""
     folder.mkdir()
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     weights_file = folder / "model.safetensors"
-    save_file(weights, weights_file, metadata={"format": "pt"})
+    try:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        save_file(weights, weights_file, metadata={"format": "pt"})
+    except Exception as error:
+        # A full disk is a bare Exception to tokenizers and an error of its own to safetensors.
+        if type(error) not in (Exception, SafetensorError):
+            raise
+        raise OSError(str(error)) from error
     weights_file.chmod(0o644)
 
 
@@ -31,12 +38,14 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, OSError) as error:
+            files = [folder / name for name in names]
+        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
             raise InputError(f"{index}: cannot be read ({error}): fetch the model again") from error
-        files = [folder / name for name in names]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            raise InputError(f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} files): fetch it again")
+            raise InputError(
+                f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} files): fetch it again"
+            )
         return files
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -52,10 +61,12 @@ def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
     for file in files:
         try:
             with safe_open(file, framework="pt", backend="pread") as opened:
-                for name in opened.keys():  # noqa: SIM118: not a mapping
+                for name in opened.keys():  # noqa: SIM118
                     weights[name] = opened.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(f"{file}: cannot be read as safetensors ({error}). It may be cut off: fetch it again") from error
+            raise InputError(
+                f"{file}: cannot be read as safetensors ({error}). It may be cut off: fetch it again"
+            ) from error
     return weights
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from stridelm.layout import lay_out, make_block
-from stridelm.model.attention import NAME, Step, UnsupportedModel
+from stridelm.model.attention import NAME, Step, UnsupportedModel, layer_window
 from stridelm.model.kv_cache import KVCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -70,8 +70,10 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
             "transformers' attention interface: recurrent state or attention of a model's own is not supported"
         )
     for layer, window in step.windows.items():
-        if window != _expected_window(config, layer):
-            raise UnsupportedModel(f"{family} does not tell attention the sliding window of layer {layer}: not supported")
+        if window != layer_window(config, layer):
+            raise UnsupportedModel(
+                f"{family} does not tell attention the sliding window of layer {layer}: not supported"
+            )
     apart = float((expected - actual).abs().max() / expected.abs().max())
     if not apart <= _TOLERANCE[network.dtype]:
         raise UnsupportedModel(
@@ -88,11 +90,3 @@ def _run(network: PreTrainedModel, **step: Step) -> torch.Tensor:
     ids = torch.tensor([_trial_ids(network)], device=network.device)
     positions = torch.arange(_TRIAL_TOKENS, device=network.device)[None]
     return network(input_ids=ids, position_ids=positions, use_cache=False, **step).logits.float()
-
-
-def _expected_window(config: PreTrainedConfig, layer: int) -> int | None:
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if kinds is not None:
-        return window if kinds[layer] == "sliding_attention" else None
-    return window if getattr(config, "use_sliding_window", True) else None

@@ -1,0 +1,30 @@
+"""Peak resident memory of the built-in model with a context of about 2,000 tokens, loading included.
+
+    python bench/memory.py [--context 2048]
+"""
+
+import argparse
+import resource
+
+from stridelm import LoadSettings, SamplingParams, load
+
+ANSWER = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--context", type=int, default=2048, help="prompt and answer together")
+    options = parser.parse_args()
+    model = load(settings=LoadSettings(device="cpu", threads=2))
+    words = 1
+    while len(model.encode("lighthouse " * (words + 1), raw=True)) <= options.context - ANSWER:
+        words += 1
+    prompt = "lighthouse " * words
+    banned = dict.fromkeys(model.target.eos_ids, float("-inf"))
+    result = model.generate(prompt, SamplingParams(max_tokens=ANSWER, logit_bias=banned), raw=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(f"{result.stats.prompt_tokens} + {result.stats.tokens} tokens, peak resident size {peak:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

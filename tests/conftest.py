@@ -1,0 +1,75 @@
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: tests never reach out
+
+import torch
+
+from stridelm.api import LanguageModel
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.settings import LoadSettings
+from tiny import load_tiny, save_tiny
+
+torch.set_num_threads(1)  # tiny models: threads would only wait for each other
+
+TinyFolder = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
+    """The folder of a tiny random model, made once per family, seed and changes."""
+    made: dict[tuple[object, ...], Path] = {}
+
+    def get(family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
+        key = (family, seed, *sorted(changes.items()))
+        if key not in made:
+            made[key] = save_tiny(tmp_path_factory.mktemp(family), family, seed=seed, **changes)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: TinyFolder) -> Callable[..., Checkpoint]:
+    """A tiny model, loaded once per family and seed."""
+    loaded: dict[tuple[str, int], Checkpoint] = {}
+
+    def get(family: str = "llama", seed: int = 0) -> Checkpoint:
+        if (family, seed) not in loaded:
+            loaded[family, seed] = load_tiny(tiny_folder(family, seed=seed))
+        return loaded[family, seed]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def builtin_checkpoint() -> Checkpoint:
+    return load_checkpoint("smollm2", LoadSettings(device="cpu"))
+
+
+@pytest.fixture
+def builtin(builtin_checkpoint: Checkpoint) -> Iterator[Checkpoint]:
+    """The built-in model, with two threads while a test uses it."""
+    torch.set_num_threads(2)
+    yield builtin_checkpoint
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def language_model(tiny: Callable[..., Checkpoint]) -> LanguageModel:
+    """A tiny Llama with another tiny Llama as its draft model."""
+    return LanguageModel(tiny("llama"), tiny("llama", 1), LoadSettings(cache_tokens=4096))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the exactness suite compared, near-ties included."""
+    counts = getattr(sys.modules.get("test_exactness"), "counts", None)
+    if counts:
+        terminalreporter.write_line(
+            f"exactness: {counts['cases']} cases, {counts['tokens']} tokens, {counts['near-tie']} ended by a near-tie"
+        )

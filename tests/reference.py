@@ -1,0 +1,121 @@
+"""The oracle: one token at a time, no cache, every choice written out. Slow, and meant to be obviously right."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stridelm.types import SamplingParams
+
+NEAR_TIE = 1e-4
+"""A decision closer than this may fall either way in float32."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    token: int
+    margin: float
+    """How far the decision is from falling otherwise."""
+
+
+def reference(
+    network: torch.nn.Module,
+    prompt: list[int],
+    params: SamplingParams,
+    eos_ids: frozenset[int],
+    *,
+    choice: int = 0,
+) -> list[Decision]:
+    """What plain decoding writes. `network` is a transformers model as transformers made it."""
+    ids, decisions = list(prompt), []
+    while len(decisions) < params.max_tokens:
+        with torch.inference_mode():
+            logits = network(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
+        decision = decide(logits.double().numpy(), params, ids, len(prompt), choice)
+        decisions.append(decision)
+        ids.append(decision.token)
+        if decision.token in eos_ids:
+            break
+    return decisions
+
+
+def decide(logits: np.ndarray, params: SamplingParams, ids: list[int], prompt_length: int, choice: int) -> Decision:
+    scores = penalised(logits, params, ids, prompt_length)
+    if params.temperature == 0:
+        return Decision(int(scores.argmax()), gap(scores))
+    scores = scores / params.temperature
+    noise = gumbel(params.seed or 0, choice, len(ids), len(scores))
+    exact, *shifted = (kept(scores, params, slack) + noise for slack in (0.0, -NEAR_TIE, NEAR_TIE))
+    token = int(exact.argmax())
+    # A border of a filter that lies so near that the winner depends on it is a tie, too.
+    return Decision(token, gap(exact) if all(int(other.argmax()) == token for other in shifted) else 0.0)
+
+
+def gap(scores: np.ndarray) -> float:
+    second, first = np.sort(scores)[-2:]
+    return float(first - second)
+
+
+def penalised(logits: np.ndarray, params: SamplingParams, ids: list[int], prompt_length: int) -> np.ndarray:
+    scores = logits.copy()
+    for token in set(ids):
+        scores[token] *= params.repetition_penalty if scores[token] < 0 else 1 / params.repetition_penalty
+    for token in ids[prompt_length:]:
+        scores[token] -= params.frequency_penalty
+    for token in set(ids[prompt_length:]):
+        scores[token] -= params.presence_penalty
+    for token, bias in params.logit_bias.items():
+        scores[token] += bias
+    return scores
+
+
+def kept(scores: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray:
+    """Scores with what the filters drop at -inf; `slack` moves every border, outwards if positive."""
+    if 0 < params.top_k < len(scores):
+        least, below = np.sort(scores)[::-1][params.top_k - 1 : params.top_k + 1]
+        scores = np.where(scores >= (least - slack if slack >= 0 else max(least, below - slack)), scores, -np.inf)
+    if params.top_p < 1:
+        order = np.argsort(-scores, kind="stable")
+        before = np.concatenate([[0.0], np.cumsum(softmax(scores)[order])[:-1]])
+        scores = scores.copy()
+        scores[order[before >= params.top_p + slack]] = -np.inf
+    if params.min_p:
+        probability = softmax(scores)
+        scores = np.where(probability >= params.min_p * probability.max() - slack, scores, -np.inf)
+    return scores
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def gumbel(seed: int, choice: int, position: int, size: int) -> np.ndarray:
+    """SplitMix64 of the token id, from a state made of seed, choice and position; its top 53 bits are the fraction."""
+    key = np.uint64(seed)
+    with np.errstate(over="ignore"):
+        key = finalise(key + GOLDEN)
+        for part in (choice, position):
+            key = finalise(key + np.uint64(part) + GOLDEN)
+        words = finalise(key + np.arange(1, size + 1, dtype=np.uint64) * GOLDEN)
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    return -np.log(-np.log(uniform))
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def finalise(word: Any) -> Any:
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+def first_departure(decisions: list[Decision], tokens: list[int]) -> int | None:
+    """Where `tokens` leave the reference, or None."""
+    expected = [decision.token for decision in decisions]
+    if expected == list(tokens):
+        return None
+    pairs = zip(expected, tokens, strict=False)
+    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(expected), len(tokens)))

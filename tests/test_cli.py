@@ -1,0 +1,643 @@
+"""The command line as a user meets it: what it prints, where it prints it, and how it ends."""
+
+import dataclasses
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+import torch
+import typer
+
+import stridelm
+from stridelm import cli, generate_command
+from stridelm.api import LanguageModel
+from stridelm.cli_options import field_docs
+from stridelm.engine.detokenize import TextStream
+from stridelm.model.builtin import FOLDER
+from stridelm.race import _first_difference
+from stridelm.settings import DECODERS, LoadSettings
+from stridelm.types import SamplingParams
+from tiny import CONTEXT, byte_tokenizer
+
+SCRIPT = Path(sys.executable).with_name("stridelm")
+OPTIONS = [
+    "--prompts", "--model", "--adapter", "--decoder", "--k", "--max-tokens", "--temperature", "--top-p", "--top-k",
+    "--min-p", "--seed", "--raw", "--race", "--json", "--draft-model", "--device", "--dtype", "--threads",
+]  # fmt: skip
+HEAVY = {"torch", "transformers", "numpy"}
+TOKENS = 16
+JSON_KEYS = {
+    "text", "token_ids", "finish_reason", "tokens", "forwards", "tokens_per_forward", "ttft_ms", "latency_ms",
+    "tokens_per_s", "decoder",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """How a run ended and what it printed."""
+
+    status: Any
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Call = Callable[..., Run]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`stridelm` with these arguments, in this process."""
+
+    def run(*arguments: str | Path, stdin: bytes | TextIO | None = b"") -> Run:
+        monkeypatch.setattr(sys, "argv", ["stridelm", *map(str, arguments)])
+        given = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
+        monkeypatch.setattr(sys, "stdin", given)
+        capsys.readouterr()
+        with transformers_speaks_here(), pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return Run(end.value.code, printed.out, printed.err)
+
+    return run
+
+
+@contextmanager
+def transformers_speaks_here() -> Iterator[None]:
+    """Its log holds on to the standard error it first saw; what it prints is part of what our user sees."""
+    handlers = [each for each in logging.getLogger("transformers").handlers if isinstance(each, logging.StreamHandler)]
+    before = [handler.setStream(sys.stderr) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, before, strict=True):
+            handler.setStream(stream or sys.__stderr__)
+
+
+@pytest.fixture
+def generate(call: Call, tiny_folder: Callable[..., Path]) -> Call:
+    """`stridelm generate` with a tiny model; what is given comes later and so prevails."""
+
+    def run(*arguments: str | Path, stdin: bytes = b"") -> Run:
+        settings = ("--model", tiny_folder(), "--device", "cpu", "--max-tokens", TOKENS)
+        return call("generate", *settings, *arguments, stdin=stdin)
+
+    return run
+
+
+def run_script(*arguments: str | Path, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """The installed program, with the buffered output that a user's has."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | settings
+    return subprocess.run([SCRIPT, *arguments], text=True, env=environment, check=False, timeout=60, **settings)
+
+
+def write_lines(folder: Path, *entries: object) -> Path:
+    """A file of prompts; text goes in as it is."""
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(f"{entry if isinstance(entry, str) else json.dumps(entry)}\n" for entry in entries))
+    return file
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def assert_refused(run: Run, *words: str) -> None:
+    """One line that names what is wrong, nothing else, exit status 2."""
+    assert run.status == 2, run
+    assert run.out == ""
+    assert run.err.startswith("stridelm: ")
+    assert run.err.endswith("\n")
+    assert run.err.count("\n") == 1, run.err
+    for word in words:
+        assert word in run.err
+
+
+# Help and version
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["models", "-h"], ["--version"], []])
+def test_help_needs_no_torch(arguments: list[str]) -> None:
+    program = f"""
+import sys
+sys.argv = ["stridelm", *{arguments!r}]
+from stridelm.cli import main
+try:
+    main()
+finally:
+    print("loaded:", *sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "loaded:\n")
+    assert "stridelm" in done.stdout
+
+
+def test_generate_help_names_every_option(call: Call) -> None:
+    run = call("generate", "--help")
+    assert (run.status, run.err) == (0, "")
+    missing = [option for option in OPTIONS if not re.search(rf"^ +{option}\b", run.out, re.MULTILINE)]
+    assert missing == []
+    assert all(name in run.out for name in DECODERS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--debug"]])
+def test_nothing_given_shows_the_help(arguments: list[str], call: Call) -> None:
+    assert call(*arguments) == call("--help")
+    assert call("--help").out.startswith("Usage: stridelm [OPTIONS] COMMAND")
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == Run(0, f"stridelm {stridelm.__version__}\n", "")
+
+
+# Options from dataclasses
+
+
+@pytest.mark.parametrize("settings", [SamplingParams, LoadSettings])
+def test_every_setting_is_documented(settings: type) -> None:
+    assert field_docs(settings).keys() == {field.name for field in dataclasses.fields(settings)}
+    assert all(text.endswith(".") for text in field_docs(settings).values())
+
+
+@dataclasses.dataclass
+class Example:
+    """Not a field's."""
+
+    bare: int = 0
+    told: int = 0
+    """Over
+    two lines."""
+
+
+def test_field_docs_reads_the_string_below() -> None:
+    assert field_docs(Example) == {"told": "Over two lines."}
+
+
+@pytest.mark.parametrize("settings", [SamplingParams, LoadSettings])
+def test_help_and_defaults_come_from_the_settings(settings: type, call: Call) -> None:
+    command = typer.main.get_command(cli.app).commands["generate"]  # type: ignore[attr-defined]
+    options = {option.name: option for option in command.params}
+    shown = flat(call("generate", "--help").out)
+    for field in dataclasses.fields(settings):
+        if field.name == "logit_bias":  # a mapping has no place on a command line
+            assert "--logit-bias" not in shown
+            continue
+        text = field_docs(settings)[field.name]
+        assert options[field.name].help.startswith(text)
+        assert f"--{field.name.replace('_', '-')} " in shown
+        assert text in shown
+        assert (options[field.name].default or None) == (field.default or None)
+
+
+# Answers
+
+
+def test_answer_on_stdout_and_summary_on_stderr(generate: Call, language_model: LanguageModel) -> None:
+    run = generate("Hello there")
+    expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS))
+    assert (run.status, run.out) == (0, f"{expected.text}\n")
+    assert run.err.startswith(f"{expected.stats.tokens} tokens in ")
+    assert "ngram, finished by length, seed " in run.err
+    assert run.err.count("\n") == 1
+
+
+def test_raw_skips_the_chat_template(generate: Call, language_model: LanguageModel) -> None:
+    expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS), raw=True)
+    assert generate("--raw", "Hello there").out == f"{expected.text}\n"
+    assert generate("Hello there").out != f"{expected.text}\n"
+
+
+def test_standard_input(generate: Call) -> None:
+    assert generate(stdin="Größe 🙂".encode()).out == generate("Größe 🙂").out != generate("Hello").out
+
+
+def test_a_prompt_may_look_like_an_option(generate: Call) -> None:
+    assert generate("--", "--debug").out == generate(stdin=b"--debug").out
+
+
+def test_text_is_not_touched(generate: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal library would turn tabs into spaces, names into emoji and brackets into colours."""
+    monkeypatch.setattr(TextStream, "push", lambda stream, token: "\t:smile:\r[bold]\n")
+    monkeypatch.setattr(TextStream, "flush", lambda stream: "")
+    assert generate("--max-tokens", "3", "Hello").out == "\t:smile:\r[bold]\n" * 3 + "\n"
+
+
+def test_json(generate: Call, language_model: LanguageModel) -> None:
+    run = generate("--json", "Hello there")
+    (answer,) = run.objects
+    expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS))
+    assert (run.status, run.err) == (0, "")
+    assert answer.keys() >= JSON_KEYS
+    assert (answer["text"], tuple(answer["token_ids"])) == (expected.text, expected.token_ids)
+    assert (answer["finish_reason"], answer["decoder"]) == ("length", "ngram")
+    assert_consistent(answer)
+
+
+def assert_consistent(answer: dict[str, Any]) -> None:
+    tokens, forwards = answer["tokens"], answer["forwards"]
+    assert tokens == len(answer["token_ids"])
+    assert 1 <= forwards <= tokens
+    assert answer["tokens_per_forward"] == pytest.approx(tokens / forwards, abs=1e-4)
+    assert 0 < answer["ttft_ms"] <= answer["latency_ms"]
+    assert answer["tokens_per_s"] == pytest.approx(tokens / answer["latency_ms"] * 1e3, rel=0.01)
+
+
+def test_a_seed_gives_one_text_whatever_the_decoder(generate: Call, tiny_folder: Callable[..., Path]) -> None:
+    sampled = ("--json", "--temperature", "0.8", "--max-tokens", "40", "Hello there, hello there, hello")
+    decoders = {
+        "autoregressive": (),
+        "ngram": ("--k", "3"),
+        "draft": ("--draft-model", tiny_folder(seed=1)),
+    }
+    answers = [
+        generate("--decoder", name, "--seed", "7", *more, *sampled).objects[0] for name, more in decoders.items()
+    ]
+    assert [answer["decoder"] for answer in answers] == list(decoders)
+    assert answers[0]["text"] == answers[1]["text"] == answers[2]["text"]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"] == answers[2]["token_ids"]
+    assert generate("--seed", "8", *sampled).objects[0]["text"] != answers[0]["text"]
+
+
+def test_a_drawn_seed_can_be_given_back(generate: Call) -> None:
+    first = generate("--json", "--temperature", "1", "Hello").objects[0]
+    again = generate("--json", "--temperature", "1", "--seed", str(first["seed"]), "Hello").objects[0]
+    assert again["token_ids"] == first["token_ids"]
+
+
+def test_a_draft_model_is_used_without_being_asked_for(generate: Call, tiny_folder: Callable[..., Path]) -> None:
+    (answer,) = generate("--json", "--draft-model", tiny_folder(), "Hello").objects
+    assert answer["decoder"] == "draft"
+    assert answer["tokens_per_forward"] > 2, "the model drafts for itself"
+
+
+def test_two_stop_strings(generate: Call) -> None:
+    text = generate("--json", "--max-tokens", "60", "Hello").objects[0]["text"]
+    letters = [letter for letter in dict.fromkeys(text) if letter.isascii() and letter.isalnum()]
+    early, late = letters[0], letters[1]
+    for stops in (("--stop", early, "--stop", late), ("--stop", late, "--stop", early)):
+        (answer,) = generate("--json", "--max-tokens", "60", *stops, "Hello").objects
+        assert (answer["text"], answer["finish_reason"]) == (text[: text.index(early)], "stop")
+        assert_consistent(answer)
+
+
+# Files of prompts
+
+
+def test_prompts_file(generate: Call, tmp_path: Path) -> None:
+    prompts = ["One", "Two and a half", "Three\u2028lines", "Größe", "Five " * 20]
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    entries = [*({"prompt": prompt} for prompt in prompts), {"messages": chat}]
+    file = write_lines(tmp_path, "\ufeff", entries[0], "   ", *(json.dumps(e, ensure_ascii=False) for e in entries[1:]))
+    alone = generate("--json", "--prompts", file)
+    batched = generate("--json", "--batch", "3", "--prompts", file)
+    assert (alone.status, alone.err, batched.status, batched.err) == (0, "", 0, "")
+    texts = [answer["text"] for answer in alone.objects]
+    assert [answer["text"] for answer in batched.objects] == texts
+    assert texts[:-1] == [generate("--json", prompt).objects[0]["text"] for prompt in prompts]
+    assert len(set(texts)) == len(entries)
+    for answer in alone.objects:
+        assert_consistent(answer)
+
+
+def test_prompts_file_for_people(generate: Call, tmp_path: Path) -> None:
+    file = write_lines(tmp_path, {"prompt": "One"}, {"messages": [{"role": "user", "content": "Two"}]})
+    run = generate("--prompts", file)
+    assert (run.status, run.err) == (0, "")
+    for prompt in ("One", "Two"):
+        assert f">>> {prompt}\n{generate(prompt).out}[{TOKENS} tokens in " in run.out
+
+
+# Models and races
+
+
+@pytest.fixture
+def empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No model on this machine, but for one in the hub's cache."""
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(bytes(3_000_000))
+    return tmp_path
+
+
+def test_models(empty_caches: Path, call: Call) -> None:
+    run = call("models")
+    assert (run.status, run.err) == (0, "")
+    header, builtin, from_hub = run.out.splitlines()
+    assert header.split() == ["model", "size", "where"]
+    assert re.fullmatch(rf"smollm2 +fetched at first use  {empty_caches}/cache/.*{FOLDER}", builtin)
+    assert re.fullmatch(rf"org/name +3 MB +{empty_caches}/hub/.*/1", from_hub)
+
+
+def test_models_as_json(empty_caches: Path, call: Call) -> None:
+    builtin, from_hub = call("models", "--json").objects
+    assert (builtin["name"], builtin["here"], builtin["bytes"]) == ("smollm2", False, 0)
+    assert (from_hub["name"], from_hub["here"], from_hub["bytes"]) == ("org/name", True, 3_000_000)
+    assert Path(from_hub["path"]) == empty_caches / "hub/models--org--name/snapshots/1"
+
+
+def test_race(generate: Call) -> None:
+    run = generate("--race", "Hello there")
+    assert (run.status, run.err) == (0, "")
+    assert "─ one token at a time ─" in run.out
+    assert "─ several: ngram ─" in run.out
+    assert run.out.count(f"{TOKENS} tokens / ") == 2
+    assert re.search(rf"^speed-up \d+\.\d\dx, answers identical, all {TOKENS} tokens \(.*\)$", run.out, re.MULTILINE)
+
+
+def test_race_as_json(generate: Call, tiny_folder: Callable[..., Path]) -> None:
+    drafter = ("--decoder", "draft", "--draft-model", tiny_folder(seed=1))
+    run = generate("--race", "--json", *drafter, "--temperature", "0.8", "--seed", "5", "Hello there")
+    (report,) = run.objects
+    assert run.status == 0
+    assert (report["decoder"], report["identical"], report["first_difference"]) == ("draft", True, None)
+    assert (report["tokens"], report["speed_up"] > 0) == (TOKENS, True)
+    assert "speed-up" in run.err
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "place"),
+    [((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((1, 2), (1,), 1), ((), (5,), 0), ((), (), None)],
+)
+def test_where_answers_part(plain: tuple[int, ...], other: tuple[int, ...], place: int | None) -> None:
+    assert _first_difference(plain, other) == place
+
+
+# What cannot be used
+
+
+# Arguments, and what the message must name.
+BAD_OPTIONS: dict[str, tuple[str, ...]] = {
+    "--model nope x": ("'nope'", "smollm2", "stridelm models"),
+    "--model ./nowhere x": ("'./nowhere'",),
+    "--model missing.gguf x": ("missing.gguf: no such file",),
+    "--model some-org/some-model x": ("'some-org/some-model'", "HF_HUB_OFFLINE"),
+    "--draft-model nope x": ("'nope'",),
+    "--decoder fast x": ("'fast'", *DECODERS),
+    "--decoder draft x": ("draft", "--draft-model"),
+    "--temperature nan x": ("temperature", "nan"),
+    "--temperature inf x": ("temperature", "inf"),
+    "--temperature -0.5 x": ("temperature", "-0.5"),
+    "--temperature 101 x": ("temperature", "101"),
+    "--temperature hot x": ("--temperature",),
+    "--top-p 0 x": ("top_p",),
+    "--top-p 1.5 x": ("top_p", "1.5"),
+    "--top-p nan x": ("top_p", "nan"),
+    "--top-k -1 x": ("top_k", "-1"),
+    "--top-k 1.5 x": ("--top-k",),
+    "--min-p -0.1 x": ("min_p", "-0.1"),
+    "--min-p 1.1 x": ("min_p", "1.1"),
+    "--min-p nan x": ("min_p", "nan"),
+    "--repetition-penalty 0 x": ("repetition_penalty",),
+    "--presence-penalty nan x": ("presence_penalty", "nan"),
+    "--frequency-penalty 1000 x": ("frequency_penalty", "1000"),
+    "--max-tokens 0 x": ("max_tokens", "0"),
+    "--max-tokens -1 x": ("max_tokens", "-1"),
+    "--seed -1 x": ("seed", "-1"),
+    "--seed 18446744073709551616 x": ("seed", "18446744073709551616"),
+    "--k 0 x": ("k must be", "0"),
+    "--k 1000 x": ("k must be", "1000"),
+    "--k 4 --decoder autoregressive x": ("autoregressive", "--k"),
+    "--threads -1 x": ("threads", "-1"),
+    "--cache-tokens 1 x": ("cache_tokens", "1"),
+    "--cache-tokens 32 --max-tokens 100 x": ("KV cache", "--max-tokens", "--cache-tokens"),
+    "--dtype int3 x": ("'int3'", "float32"),
+    "--device gpu9 x": ("'gpu9'", "cpu"),
+    "--adapter folder x": ("--adapter",),
+    "--batch 0 x": ("--batch", "0"),
+    "--batch 2 x": ("--batch", "--prompts"),
+    "--race --decoder autoregressive x": ("--race", "--decoder"),
+    "--race --temperature 0.8 x": ("--race", "--seed"),
+    "--race --prompts file": ("--prompts", "--race"),
+    "--prompts file x": ("--prompts",),
+    "--prompts missing.jsonl": ("missing.jsonl", "No such file"),
+    "--temprature 1 x": ("--temprature", "--temperature", "stridelm generate --help"),
+    "--seed": ("--seed",),
+    "one two": ("two",),
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_OPTIONS)
+def test_bad_options(arguments: str, generate: Call) -> None:
+    assert_refused(generate(*arguments.split()), *BAD_OPTIONS[arguments])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(generate: Call) -> None:
+    assert_refused(generate("--device", "cuda", "x"), "'cuda'", "cpu")
+
+
+@pytest.mark.parametrize("arguments", [["generat", "x"], ["generat"], ["--jsn"]])
+def test_unknown_command(arguments: list[str], call: Call) -> None:
+    assert_refused(call(*arguments), arguments[0], "stridelm --help")
+
+
+def test_bad_prompts(generate: Call) -> None:
+    assert_refused(generate(""), "prompt is empty")
+    assert_refused(generate(" \n\t "), "prompt is empty")
+    assert_refused(generate("--raw", " "), "prompt is empty")
+    assert_refused(generate(stdin=b""), "prompt is empty")
+    assert_refused(generate(stdin=b"\xff\xfe"), "standard input", "UTF-8")
+    assert_refused(generate("a" * CONTEXT), str(CONTEXT), "shorten")
+
+
+class Terminal(io.StringIO):
+    """A keyboard that nobody types on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stdin", [Terminal(), None])
+def test_no_prompt_at_all(stdin: TextIO | None, call: Call) -> None:
+    assert_refused(call("generate", stdin=stdin), "no prompt")
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ("no weights",)),
+    "pickled weights": (lambda folder: (folder / "model.safetensors").rename(folder / "a.bin"), ("a.bin", "pickle")),
+    "no config": (lambda folder: (folder / "config.json").unlink(), ("no config.json",)),
+    "broken config": (lambda folder: cut(folder / "config.json"), ("config",)),
+    "broken tokenizer": (lambda folder: cut(folder / "tokenizer.json"), ("tokenizer",)),
+    "cut weights": (lambda folder: cut(folder / "model.safetensors"), ("model.safetensors", "fetch it again")),
+    "junk for weights": (lambda folder: (folder / "model.safetensors").write_text("junk"), ("model.safetensors",)),
+    "empty weights": (lambda folder: (folder / "model.safetensors").write_text(""), ("model.safetensors",)),
+}
+
+
+@pytest.mark.parametrize("damage", BAD_FOLDERS)
+def test_bad_folders(damage: str, generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_folder(), tmp_path / "model"))
+    spoil, words = BAD_FOLDERS[damage]
+    spoil(folder)
+    assert_refused(generate("--model", folder, "x"), str(folder), *words)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", struct.pack("<4sIQQ", b"GGUF", 3, 10, 10), b"GGUF" * 1000])
+def test_cut_gguf(content: bytes, generate: Call, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    assert_refused(generate("--model", file, "x"), str(file), "GGUF")
+
+
+def test_draft_model_of_another_vocabulary(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_folder(), tmp_path / "other"))
+    byte_tokenizer(("another",)).save_pretrained(folder)
+    assert_refused(generate("--draft-model", folder, "x"), str(folder), "vocabulary")
+
+
+GOOD = {"prompt": "Fine"}
+BAD_LINES: dict[str, tuple[object, tuple[str, ...]]] = {
+    "not JSON": ("{prompt: 1}", ("not JSON",)),
+    "too deep": ("[" * 100_000, ("not JSON",)),
+    "neither": ({"text": "x"}, ("prompt", "messages")),
+    "not an object": ([1], ("prompt", "messages")),
+    "prompt is no text": ({"prompt": 5}, ("prompt",)),
+    "prompt is empty": ({"prompt": " "}, ("prompt",)),
+    "messages are no list": ({"messages": "x"}, ("messages",)),
+    "messages are empty": ({"messages": []}, ("messages",)),
+    "message is text": ({"messages": ["x"]}, ("role", "content")),
+    "message without content": ({"messages": [{"role": "user"}]}, ("role", "content")),
+    "content is no text": ({"messages": [{"role": "user", "content": 1}]}, ("role", "content")),
+    "over the context": ({"prompt": "a" * CONTEXT}, (str(CONTEXT), "shorten")),
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_bad_lines_cost_no_answer(line: str, generate: Call, tmp_path: Path) -> None:
+    entry, words = BAD_LINES[line]
+    file = write_lines(tmp_path, GOOD, "", entry, GOOD)
+    assert_refused(generate("--json", "--prompts", file), f"{file}, line 3: ", *words)
+
+
+def test_bad_prompt_files(generate: Call, tmp_path: Path) -> None:
+    file = write_lines(tmp_path)
+    assert_refused(generate("--prompts", file), f"{file}: no prompts")
+    file.write_text("\n \n")
+    assert_refused(generate("--prompts", file), f"{file}: no prompts")
+    file.write_bytes(b'{"prompt": "\xff"}')
+    assert_refused(generate("--prompts", file), f"{file}: cannot be read")
+    assert_refused(generate("--prompts", tmp_path), f"{tmp_path}: cannot be read")
+
+
+def test_what_fits_no_cache_costs_no_answer(generate: Call, tmp_path: Path) -> None:
+    file = write_lines(tmp_path, GOOD, {"prompt": "a" * 300})
+    assert_refused(generate("--json", "--cache-tokens", "128", "--prompts", file), "KV cache")
+
+
+def test_messages_are_not_raw(generate: Call, tmp_path: Path) -> None:
+    file = write_lines(tmp_path, GOOD, {"messages": [{"role": "user", "content": "x"}]})
+    assert_refused(generate("--json", "--raw", "--prompts", file), f"{file}, line 2: ", "raw")
+
+
+# Endings
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--debug", "generate", "--top-p", "nan", "x"],
+        ["generate", "--debug", "--top-p", "nan", "x"],
+        ["generate", "--top-p", "nan", "x", "--debug"],
+    ],
+)
+def test_debug_shows_the_traceback(arguments: list[str]) -> None:
+    done = run_script(*arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert "InputError: top_p must be" in done.stderr.splitlines()[-1]
+
+
+def test_debug_raises_usage_errors_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["stridelm", "generate", "--no-such-option", "--debug"])
+    with pytest.raises(cli._UsageError):
+        cli.main()
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_command, "run", raising(ZeroDivisionError()))
+    monkeypatch.setattr(sys, "argv", ["stridelm", "generate", "x"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def raising(error: BaseException) -> Callable[[object], None]:
+    def run(_: object) -> None:
+        raise error
+
+    return run
+
+
+def test_interrupt(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_command, "run", raising(KeyboardInterrupt()))
+    run = call("generate", "x")
+    assert (run.status, run.out, run.err.strip()) == (130, "", "")
+
+
+def test_a_folder_that_may_not_be_written(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate_command, "run", raising(PermissionError(13, "Permission denied", "/root/x")))
+    assert_refused(call("generate", "x"), "/root/x: Permission denied")
+
+
+def test_the_script_answers_and_refuses(tiny_folder: Callable[..., Path]) -> None:
+    done = run_script("generate", "--model", tiny_folder(), "--device", "cpu", "--max-tokens", "8", "--json", "Hello")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["tokens"] == 8
+    done = run_script("generate", "--top-k", "-1", "Hello")
+    assert_refused(Run(done.returncode, done.stdout, done.stderr), "top_k")
+
+
+def test_a_reader_that_leaves(tiny_folder: Callable[..., Path]) -> None:
+    arguments = ["generate", "--model", str(tiny_folder()), "--device", "cpu", "--max-tokens", "300", "Hello"]
+    command = f"{shlex.join([str(SCRIPT), *arguments])} | head -c 1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=60)
+    assert len(done.stdout) == 1
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_a_reader_that_has_left(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run_script(*arguments, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = run_script("--version", stdout=full)
+    assert_refused(Run(done.returncode, "", done.stderr), "No space left on device")
+
+
+def test_a_terminal_of_few_letters(generate: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextStream, "push", lambda stream, token: "ü")
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    assert generate("--max-tokens", "3", "Hello").status == 0
+    assert narrow.buffer.getvalue() == b"???\n"  # type: ignore[attr-defined]

@@ -1,0 +1,226 @@
+"""Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed here."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
+from reference import NEAR_TIE, Decision, first_departure, reference
+from stridelm.api import LanguageModel
+from stridelm.decode.speculative import Speculative
+from stridelm.decode.table import make_policy
+from stridelm.model.builtin import ensure_builtin
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.store import save_folder
+from stridelm.settings import LoadSettings
+from stridelm.types import Policy, SamplingParams, Sequence
+from tiny import FAMILIES
+
+log = logging.getLogger("exactness")
+counts: Counter[str] = Counter()
+
+SETTINGS = {
+    "greedy": SamplingParams(),
+    "temperature": SamplingParams(temperature=0.8, seed=1),
+    "hot": SamplingParams(temperature=1.5, seed=2**64 - 1),
+    "top_k": SamplingParams(temperature=1.0, top_k=5, seed=3),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.8, seed=4),
+    "min_p": SamplingParams(temperature=1.0, min_p=0.1, seed=5),
+    "repetition": SamplingParams(repetition_penalty=1.3),
+    "presence": SamplingParams(temperature=0.7, presence_penalty=0.6, frequency_penalty=0.4, seed=6),
+    "bias": SamplingParams(logit_bias={65: 2.0, 66: float("-inf"), 67: -3.0}),
+    "all": SamplingParams(
+        temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2,
+        frequency_penalty=0.1, logit_bias={70: 1.0}, seed=7,
+    ),
+}  # fmt: skip
+
+FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
+DECODERS = ("autoregressive", "ngram", "draft", *FAKES)
+
+PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
+BUILTIN_PROMPTS = (
+    "Repeat three times: the cat sat on the mat.",
+    "A train travels 60 miles in 1.5 hours. What is its average speed?",
+    "Translate to French: Good morning, my friend.",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def count_near_ties():
+    yield
+    # Near-ties excuse a departure; were they common, the comparison would show little.
+    assert counts["near-tie"] <= 0.02 * counts["cases"] + 1
+
+
+def with_length(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    return replace(params, max_tokens=max_tokens)
+
+
+def answers(model: LanguageModel, policy: Policy, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """Run the engine on all prompts at once."""
+    sequences = [
+        Sequence(list(ids), params, policy, model.target.eos_ids, model.target.context_length) for ids in prompts
+    ]
+    for sequence in sequences:
+        model.engine.add(sequence)
+    while any(sequence.finish_reason is None for sequence in sequences):
+        model.engine.step()
+        model.engine.forward.cache.check_integrity()
+    assert model.engine.forward.cache.free_blocks == model.engine.forward.cache.block_count, (
+        "blocks were not given back"
+    )
+    return [sequence.output for sequence in sequences]
+
+
+def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expected: list[list[Decision]]) -> Policy:
+    if name in FAKES:
+        known = [[decision.token for decision in decisions] for decisions in expected]
+        return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
+    return make_policy(name, None, model.target, model.draft, model.settings.cache_tokens)
+
+
+def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
+    counts["cases"] += 1
+    counts["tokens"] += len(expected)
+    at = first_departure(expected, tokens)
+    if at is None:
+        return
+    assert at < len(expected) and expected[at].margin < NEAR_TIE, (
+        f"{case}: token {at} is {tokens[at : at + 1]}, the reference has {expected[at : at + 1]}"
+    )
+    counts["near-tie"] += 1
+    log.warning("%s: near-tie at token %d, margin %.1e", case, at, expected[at].margin)
+
+
+def compare(model: LanguageModel, oracle: torch.nn.Module, prompts: list[list[int]], setting: str, tokens: int) -> None:
+    """All decoders on all prompts, one at a time and as a batch."""
+    params = with_length(SETTINGS[setting], tokens)
+    expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
+    for decoder in DECODERS:
+        if decoder == "draft" and model.draft is None:
+            continue
+        batched = answers(model, policy_for(decoder, model, prompts, expected), prompts, params)
+        for index, ids in enumerate(prompts):
+            case = f"{model.target.name} {setting} {decoder} prompt {index}"
+            assert_same(f"{case} batched", expected[index], batched[index])
+            (alone,) = answers(model, policy_for(decoder, model, prompts, expected), [ids], params)
+            assert_same(case, expected[index], alone)
+
+
+@cache
+def plain_network(folder: Path) -> torch.nn.Module:
+    """The model as transformers makes it: its own attention, its own layers."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tiny_llama(setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
+    prompts = [language_model.encode(text, raw=True) for text in PROMPTS]
+    compare(language_model, plain_network(tiny_folder("llama")), prompts, setting, 40)
+
+
+@pytest.mark.parametrize("setting", ["greedy", "all"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_tiny_families(
+    family: str, setting: str, tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path]
+) -> None:
+    model = LanguageModel(tiny(family), tiny("llama", 1), LoadSettings(cache_tokens=4096))
+    prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
+    compare(model, plain_network(tiny_folder(family)), prompts, setting, 24)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_batch_sizes(decoder: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
+    """1, 2 or 8 sequences in a step: the tokens of each are the same."""
+    params = with_length(SETTINGS["temperature"], 24)
+    texts = [f"{number}: {'ab' * number} and so on {'xyz' * (number % 3)}" for number in range(8)]
+    prompts = [language_model.encode(text, raw=True) for text in texts]
+    oracle = plain_network(tiny_folder("llama"))
+    expected = [reference(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
+    policy = policy_for(decoder, language_model, prompts, expected)
+    for size in (1, 2, 8):
+        for start in range(0, 8, size):
+            part = prompts[start : start + size]
+            for offset, tokens in enumerate(answers(language_model, policy, part, params)):
+                assert_same(f"batch of {size}, {decoder}, {start + offset}", expected[start + offset], tokens)
+
+
+def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
+    language_model: LanguageModel, tiny_folder: Callable[..., Path]
+) -> None:
+    params = SamplingParams(max_tokens=36)
+    ids = language_model.encode(PROMPTS[0], raw=True)
+    expected = [reference(plain_network(tiny_folder("llama")), ids, params, language_model.target.eos_ids)]
+    forwards = {}
+    for name in ("right", "wrong"):
+        policy = policy_for(name, language_model, [ids], expected)
+        sequence = Sequence(
+            list(ids), params, policy, language_model.target.eos_ids, language_model.target.context_length
+        )
+        language_model.engine.add(sequence)
+        while sequence.finish_reason is None:
+            language_model.engine.step()
+        forwards[name] = sequence.stats.forwards
+    tokens = len(expected[0])
+    assert forwards == {"right": -(-tokens // 6), "wrong": tokens}  # five drafts and one token of the model's own
+
+
+def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
+    params = with_length(SETTINGS["hot"], 16)
+    ids = language_model.encode(PROMPTS[1], raw=True)
+    oracle = plain_network(tiny_folder("llama"))
+    policy = make_policy("ngram", None, language_model.target, None, 4096)
+    texts = []
+    for choice in (0, 1, 0):
+        sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length, choice=choice)
+        language_model.engine.add(sequence)
+        while sequence.finish_reason is None:
+            language_model.engine.step()
+        assert_same(f"choice {choice}", reference(oracle, ids, params, frozenset(), choice=choice), sequence.output)
+        texts.append(sequence.output)
+    assert texts[0] == texts[2] != texts[1]
+
+
+@pytest.fixture(scope="module")
+def draft_checkpoint(builtin_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A draft model for the built-in one: its own first six layers."""
+    network = AutoModelForCausalLM.from_pretrained(ensure_builtin(), dtype=torch.float32)
+    config = deepcopy(network.config)
+    config.num_hidden_layers = 6
+    weights = {
+        name: weight.clone()
+        for name, weight in network.state_dict().items()
+        if name != "lm_head.weight" and not any(f".layers.{layer}." in name for layer in range(6, 30))
+    }
+    folder = tmp_path_factory.mktemp("draft") / "model"
+    save_folder(folder, config, weights, builtin_checkpoint.tokenizer)
+    return load_checkpoint(str(folder), LoadSettings(device="cpu"))
+
+
+@pytest.fixture
+def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint) -> LanguageModel:
+    return LanguageModel(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192))
+
+
+@pytest.mark.parametrize("setting", ["greedy", "all"])
+def test_builtin(setting: str, builtin_model: LanguageModel) -> None:
+    prompts = [builtin_model.encode(text) for text in BUILTIN_PROMPTS]
+    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_builtin_at_length(setting: str, builtin_model: LanguageModel) -> None:
+    prompts = [
+        builtin_model.encode(text) for text in (*BUILTIN_PROMPTS, "Count from one to thirty in words.", "Tell a story.")
+    ]
+    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 48)

@@ -1,0 +1,122 @@
+"""Draws: the noise against plain Python, the filters against numpy, the frequencies against the distribution."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reference
+from stridelm.sampling import confidence, draw, gumbel, keep_likely, penalise
+from stridelm.types import InputError, SamplingParams
+
+words = st.integers(0, 2**64 - 1)
+
+
+def mixed(word: int) -> int:
+    """SplitMix64's finaliser with Python's own integers."""
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
+
+
+@given(words, st.integers(0, 100), st.integers(0, 10**6))
+def test_noise_is_splitmix64_of_seed_choice_position_and_token(seed: int, choice: int, position: int) -> None:
+    golden = 0x9E3779B97F4A7C15
+    key = seed
+    key = mixed((key + golden) % 2**64)
+    key = mixed((key + choice + golden) % 2**64)
+    key = mixed((key + position + golden) % 2**64)
+    noise = gumbel(seed, choice, position, 20)
+    for token in range(20):
+        uniform = ((mixed((key + (token + 1) * golden) % 2**64) >> 11) + 0.5) / 2**53
+        assert noise[token].item() == pytest.approx(-math.log(-math.log(uniform)), rel=1e-12)
+
+
+def test_a_tokens_noise_does_not_depend_on_the_size_of_the_vocabulary() -> None:
+    assert torch.equal(gumbel(1, 0, 5, 100), gumbel(1, 0, 5, 1000)[:100])
+
+
+FILTERS = {
+    "none": SamplingParams(temperature=1.0),
+    "cold": SamplingParams(temperature=0.5),
+    "top_k": SamplingParams(temperature=1.0, top_k=3),
+    "top_p": SamplingParams(temperature=1.0, top_p=0.7),
+    "min_p": SamplingParams(temperature=1.0, min_p=0.3),
+    "all": SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_frequencies_follow_the_distribution(name: str) -> None:
+    """Chi-square at 4 sigma over a million draws on eight tokens, across positions and token ids."""
+    params, draws = FILTERS[name], 1_000_000
+    logits = torch.tensor([1.2, 0.3, -0.5, 2.0, 0.9, -1.0, 0.0, 1.5])
+    kept = reference.kept(logits.double().numpy() / params.temperature, params, 0.0)
+    expected = reference.softmax(kept) * draws
+    scores = keep_likely((logits - logits.max()) / params.temperature, params).double()
+    noise = torch.cat([gumbel(9, 0, position, draws // 500 * 8).view(-1, 8) for position in range(500)])
+    counted = np.bincount((scores + noise).argmax(dim=-1).numpy(), minlength=8)
+    assert counted[expected == 0].sum() == 0
+    possible = expected > 0
+    statistic = ((counted[possible] - expected[possible]) ** 2 / expected[possible]).sum()
+    freedom = possible.sum() - 1
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+@given(st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=30), st.sampled_from(sorted(FILTERS)), words)
+def test_draw_equals_the_reference(logits: list[float], name: str, seed: int) -> None:
+    params = FILTERS[name]
+    chosen = replace(params, seed=seed)
+    expected = reference.decide(np.array(logits), chosen, [0, 1], 1, choice=2)
+    token = draw(torch.tensor(logits), chosen, [0, 1], 1, seed=seed, choice=2)
+    assert token == expected.token or expected.margin < reference.NEAR_TIE
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=4, max_size=4),
+    st.lists(st.integers(0, 3), max_size=8),
+    st.integers(0, 8),
+)
+def test_penalties_equal_the_reference(logits: list[float], before: list[int], prompt_length: int) -> None:
+    params = SamplingParams(
+        repetition_penalty=1.7, presence_penalty=0.3, frequency_penalty=0.2, logit_bias={1: 0.5, 2: -math.inf}
+    )
+    ours = penalise(torch.tensor(logits), params, before, prompt_length)
+    assert ours.tolist() == pytest.approx(
+        reference.penalised(np.array(logits), params, before, prompt_length), rel=1e-4
+    )
+
+
+def test_penalising_leaves_the_logits_as_they_were() -> None:
+    logits = torch.zeros(4)
+    penalise(logits, SamplingParams(logit_bias={1: 3.0}), [1], 0)
+    assert logits.tolist() == [0, 0, 0, 0]
+
+
+def test_a_cold_draw_is_finite_even_at_the_coldest() -> None:
+    assert draw(torch.tensor([1.0, 80.0, -80.0]), SamplingParams(temperature=1e-4), [], 0, seed=0, choice=0) == 1
+
+
+def test_confidence_is_the_models_own_probability() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
+    assert confidence(logits, [1, 0]) == pytest.approx((0.75, 0.5))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": math.nan}, {"temperature": -1}, {"temperature": math.inf}, {"temperature": 1e-9},
+        {"top_p": 0}, {"top_p": 1.1}, {"top_p": math.nan}, {"top_k": -1}, {"top_k": 1.5}, {"min_p": -0.1}, {"min_p": 2},
+        {"max_tokens": 0}, {"max_tokens": True}, {"repetition_penalty": 0}, {"presence_penalty": math.nan},
+        {"frequency_penalty": math.inf}, {"logit_bias": {-1: 0.0}}, {"logit_bias": {3: math.nan}},
+        {"logit_bias": {3: math.inf}}, {"seed": -1}, {"seed": 2**64}, {"stop": ("",)}, {"stop": "text"},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, object]) -> None:
+    (name,) = settings
+    with pytest.raises(InputError, match=name):
+        SamplingParams(**settings)  # type: ignore[arg-type]

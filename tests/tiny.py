@@ -1,0 +1,95 @@
+"""Tiny random models of several families, with a tokenizer of bytes: real folders, loaded the way a user's are."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.settings import LoadSettings
+
+EOS = "<eos>"
+CONTEXT = 512
+_CHAT = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": CONTEXT,
+    # Wide enough that the two best logits are rarely equal to four digits.
+    "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+}
+
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**_COMMON),
+    "qwen2": Qwen2Config(**_COMMON),
+    "qwen3": Qwen3Config(**_COMMON, tie_word_embeddings=True),
+    "mistral": MistralConfig(**_COMMON, sliding_window=12),
+    "gemma2": Gemma2Config(**_COMMON, sliding_window=12, query_pre_attn_scalar=8),
+    "gemma3": Gemma3TextConfig(
+        **_COMMON, sliding_window=12, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral": MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen3_moe": Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+    "gpt_oss": GptOssConfig(
+        **_COMMON,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=12,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+}
+
+
+def byte_tokenizer(extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """256 bytes, an end-of-text token, and three spare ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([EOS])
+    tokenizer.add_tokens(list(extra))
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS)
+    wrapped.chat_template = _CHAT
+    return wrapped
+
+
+def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
+    """Write a tiny random model as a Hugging Face folder."""
+    config = type(FAMILIES[family])(**FAMILIES[family].to_dict() | changes)
+    torch.manual_seed(seed)
+    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    network.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def load_tiny(folder: Path) -> Checkpoint:
+    return load_checkpoint(str(folder), LoadSettings(device="cpu"))
