@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup demo picture test test-slow lint bench clean
 
 help:
 	@echo "make demo       race one token at a time against several, on the built-in model"
 	@echo "make test       lint, types and tests"
 	@echo "make test-slow  the long checks, too"
 	@echo "make bench      our plain decoding against transformers' generate"
+	@echo "make picture    draw docs/race.svg anew"
 	@echo "make clean      remove the virtual environment"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
@@ -19,14 +20,27 @@ help:
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed, this is " + sys.version' \
 		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV); this takes a minute or two"
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.ready
 
+# A text that is mostly its prompt again: there, looking up what followed the same words before guesses well.
+define DEMO_PROMPT
+Correct the spelling and change nothing else: Yesterday we walkd along the river until the old bridge, where the \
+fisherman mended his nets and told us about the storm that had taken two boats from the harbour. He said that nobdy \
+had seen the sea so high since his grandfather was a boy, and that the lighthouse keeper had kept the lamp burning \
+for three nights without any sleep. When the wind finaly turned, the whole village came down to the water to look for \
+what was left of the boats.
+endef
+
 demo: setup
-	$(BIN)/stridelm demo
+	$(BIN)/stridelm generate --race --max-tokens 160 "$(strip $(DEMO_PROMPT))"
+
+picture: setup
+	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
 
 test: setup
 	$(BIN)/ruff check .
@@ -43,7 +57,7 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python bench/plain.py
+	$(BIN)/python bench/plain.py --json bench/results/plain.json --readme README.md
 
 clean:
 	rm -rf $(VENV)

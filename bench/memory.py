@@ -1,6 +1,6 @@
 """Peak resident memory of the built-in model with a context of about 2,000 tokens, loading included.
 
-    python bench/memory.py [--context 2048]
+python bench/memory.py [--context 2048]
 """
 
 import argparse
@@ -16,13 +16,12 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048, help="prompt and answer together")
     options = parser.parse_args()
     model = load(settings=LoadSettings(device="cpu", threads=2))
-    words = 1
-    while len(model.encode("lighthouse " * (words + 1), raw=True)) <= options.context - ANSWER:
-        words += 1
-    prompt = "lighthouse " * words
+    words = 1000
+    tokens = len(model.encode("lighthouse " * words, raw=True))
+    prompt = "lighthouse " * ((options.context - ANSWER) * words // tokens)
     banned = dict.fromkeys(model.target.eos_ids, float("-inf"))
     result = model.generate(prompt, SamplingParams(max_tokens=ANSWER, logit_bias=banned), raw=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # kept in KiB
     print(f"{result.stats.prompt_tokens} + {result.stats.tokens} tokens, peak resident size {peak:.0f} MB")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import huggingface_hub.constants
 import pytest
@@ -89,6 +89,20 @@ def test_first_use_makes_a_folder_and_the_second_finds_it(cache: Path, monkeypat
     assert builtin.ensure_builtin() == folder
     assert time.perf_counter() - started < 0.1
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
+
+
+@pytest.mark.usefixtures("served", "cache")
+def test_folder_appears_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is moved there, not written there: another process may look at any moment."""
+    made: list[int] = []
+
+    def save(folder: Path, *model: Any) -> None:
+        save_folder(folder, *model)
+        assert not builtin.builtin_folder().exists()
+        made.append(folder.stat().st_ino)
+
+    monkeypatch.setattr(store, "save_folder", save)
+    assert [builtin.ensure_builtin().stat().st_ino] == made
 
 
 @pytest.mark.usefixtures("cache")
@@ -252,7 +266,7 @@ def ensure_with_log(wheel: Path, log: Path, barrier: Barrier) -> None:
 
 def test_two_processes_at_once_convert_once(cache: Path, wheel: Path, tmp_path: Path) -> None:
     log, barrier = tmp_path / "log", SPAWN.Barrier(2)
-    processes = [SPAWN.Process(target=ensure_with_log, args=(wheel, log, barrier)) for _ in range(2)]
+    processes = [SPAWN.Process(target=ensure_with_log, args=(wheel, log, barrier), daemon=True) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -278,7 +292,7 @@ def fetch_for_ever(begun: Path) -> None:
 @pytest.mark.usefixtures("served")
 def test_killed_process_is_no_obstacle(cache: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    process = SPAWN.Process(target=fetch_for_ever, args=(begun,))
+    process = SPAWN.Process(target=fetch_for_ever, args=(begun,), daemon=True)
     process.start()
     deadline = time.monotonic() + PATIENCE
     while not begun.exists() and time.monotonic() < deadline:

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference
 from stridelm.api import LanguageModel
+from stridelm.contracts import Policy
 from stridelm.decode.speculative import Speculative
 from stridelm.decode.table import make_policy
 from stridelm.model.builtin import ensure_builtin
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.store import save_folder
 from stridelm.settings import LoadSettings
-from stridelm.types import Policy, SamplingParams, Sequence
+from stridelm.types import SamplingParams, Sequence
 from tiny import FAMILIES
 
 log = logging.getLogger("exactness")

@@ -407,10 +407,10 @@ def test_kind_of_storage_that_is_not_known_is_refused(content: Content, tmp_path
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Half a gigabyte more than now: what wants more fails at once, and does not take the machine with it."""
+    """Two gigabytes more than now: what wants more fails, and does not take the machine with it."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Sequence as Items
 from typing import cast, overload
 
-from stridelm.decode.table import make_policy, resolve
+from stridelm.contracts import Policy
+from stridelm.decode.table import make_policy
 from stridelm.engine.engine import Engine
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.settings import AUTO, LoadSettings
-from stridelm.types import InputError, Policy, Result, SamplingParams, Sequence, Stride
+from stridelm.settings import AUTO, LoadSettings, choose_decoder
+from stridelm.types import InputError, Result, SamplingParams, Sequence, Stride
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""
@@ -75,7 +76,7 @@ class LanguageModel:
         `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
         `raw` leaves text as it is.
         """
-        name = resolve(decoder, self.draft)
+        name = choose_decoder(decoder, k, has_draft=self.draft is not None)
         unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
         if unknown:
             raise InputError(
@@ -156,8 +157,7 @@ class LanguageModel:
         """The prompt's token ids, checked against what the model takes."""
         tokenizer = self.target.tokenizer
         if isinstance(prompt, str):
-            if not prompt.strip():
-                raise InputError("the prompt is empty: give it some text")
+            _check_text(prompt)
             if raw or not tokenizer.chat_template:
                 return self._checked(tokenizer.encode(prompt))
             prompt = [{"role": "user", "content": prompt}]
@@ -174,6 +174,8 @@ class LanguageModel:
             for message in messages
         ):
             raise InputError("messages must be a non-empty list of objects with a role and a content, both strings")
+        for message in messages:
+            _check_unicode(message["content"])
         if not tokenizer.chat_template:
             raise InputError(f"{self.target.name} has no chat template: give it text instead of messages")
         try:
@@ -265,6 +267,20 @@ class Answer(Iterator[Stride]):
 
     def close(self) -> None:
         self._model._forget(self.sequence)
+
+
+def _check_text(prompt: str) -> None:
+    if not prompt.strip():
+        raise InputError("the prompt is empty: give it some text")
+    _check_unicode(prompt)
+
+
+def _check_unicode(text: str) -> None:
+    """Bytes that are no text reach us as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the prompt is not valid Unicode (at character {error.start}): give it as UTF-8") from error
 
 
 def _is_chat(prompts: Items[object]) -> bool:

@@ -12,7 +12,7 @@ from rich.progress import track
 import stridelm
 from stridelm.api import LanguageModel, Messages, Prompt
 from stridelm.race import run_race
-from stridelm.settings import LoadSettings
+from stridelm.settings import LoadSettings, choose_decoder
 from stridelm.types import InputError, Result, SamplingParams
 
 _STRIDE_STYLES = ("bold", "cyan")
@@ -44,6 +44,7 @@ def run(request: Request) -> None:
         raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
     if request.batch != 1 and request.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
+    choose_decoder(request.decoder, request.k, has_draft=request.draft_model is not None)
     if request.prompts is not None:
         prompts = read_prompts(request.prompts)
         _answer_all(_load(request), prompts, request)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from stridelm.types import InputError
 
 DTYPES = ("float32", "bfloat16", "float16")
+LARGEST_CACHE = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class LoadSettings:
             raise InputError(f"there is no dtype {self.dtype!r}: {', '.join(DTYPES)} are known")
         if not 0 <= self.threads <= 4096:
             raise InputError(f"threads must be between 0 (one per core) and 4096, not {self.threads}")
-        if not 16 <= self.cache_tokens <= 2**31:
-            raise InputError(f"cache_tokens must be at least 16, not {self.cache_tokens}")
+        if not 16 <= self.cache_tokens <= LARGEST_CACHE:
+            raise InputError(f"cache_tokens must be between 16 and {LARGEST_CACHE}, not {self.cache_tokens}")
 
 
 AUTO = "auto"
@@ -39,3 +40,18 @@ DECODERS = {
 """What each decoder does, for --help; stridelm.decode.table makes them."""
 DEFAULT_K = {"ngram": 8, "draft": 4}
 LARGEST_K = 64
+
+
+def choose_decoder(name: str, k: int | None, *, has_draft: bool) -> str:
+    """The decoder that a name stands for, checked with its k before anything is loaded."""
+    if name == AUTO:
+        name = "draft" if has_draft else "ngram"
+    if name not in DECODERS:
+        raise InputError(f"there is no decoder {name!r}: {', '.join(DECODERS)} are known")
+    if name == "draft" and not has_draft:
+        raise InputError("the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))")
+    if k is not None and name not in DEFAULT_K:
+        raise InputError(f"the decoder {name} proposes nothing, so it takes no k: leave --k out, or choose another one")
+    if k is not None and not 1 <= k <= LARGEST_K:
+        raise InputError(f"k must be between 1 and {LARGEST_K}, not {k}")
+    return name

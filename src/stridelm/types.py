@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
+    from stridelm.contracts import Policy
     from stridelm.model.kv_cache import Table
 
 FinishReason = Literal["stop", "length"]
@@ -318,35 +318,3 @@ class Result:
     """The model, precision and device that `exact` speaks of."""
     stats: Stats
     strides: tuple[Stride, ...]
-
-
-class Drafter(Protocol):
-    """Proposes continuations. May propose nothing; is never trusted."""
-
-    name: str
-
-    def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
-
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
-        """Learn from what was accepted. Called after the commits are part of the sequences."""
-        ...
-
-    def release(self, sequence: Sequence) -> None:
-        """The sequence has ended: forget it."""
-        ...
-
-
-class Policy(Protocol):
-    """Decides the rows of a step and which of its tokens stand."""
-
-    exact: bool
-
-    def plan(self, sequences: list[Sequence]) -> list[Block]: ...
-
-    def commit(self, sequences: list[Sequence], blocks: list[Block], logits: list[torch.Tensor]) -> list[Commit]:
-        """`logits` holds, per sequence, the logits of its block's wanted rows."""
-        ...
-
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None: ...
-
-    def release(self, sequence: Sequence) -> None: ...

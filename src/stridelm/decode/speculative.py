@@ -2,8 +2,9 @@
 
 import torch
 
+from stridelm.contracts import Drafter
 from stridelm.decode.autoregressive import decide, next_block, reads_on
-from stridelm.types import Block, Commit, Drafter, Sequence
+from stridelm.types import Block, Commit, Sequence
 
 
 class Speculative:

@@ -5,12 +5,13 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from stridelm.contracts import Policy
 from stridelm.engine.detokenize import TextStream
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.types import Block, Commit, Policy, Sequence, Stride
+from stridelm.types import Block, Commit, Sequence, Stride
 
 
 class Engine:

@@ -125,7 +125,13 @@ class KVCache:
         values_HSD.index_copy_(1, slots, values_HTD)
 
     def _memory(self, like_HTD: torch.Tensor) -> torch.Tensor:
-        return like_HTD.new_empty((like_HTD.shape[0], self.block_count * BLOCK_SIZE, like_HTD.shape[2]))
+        try:
+            return like_HTD.new_empty((like_HTD.shape[0], self.block_count * BLOCK_SIZE, like_HTD.shape[2]))
+        except RuntimeError as error:
+            raise InputError(
+                f"there is no memory for a KV cache of {self.block_count * BLOCK_SIZE} tokens: give it fewer with "
+                "cache_tokens (--cache-tokens)"
+            ) from error
 
     def read(self, layer: int, slots: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at these slots, as `reading_slots` gave them."""

@@ -57,17 +57,8 @@ def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
     check_config(config)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
-    try:
-        family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-        network = family.from_pretrained(
-            None, config=config, state_dict=weights, dtype=dtype, attn_implementation=ATTENTION
-        )
-    except (ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise InputError(f"{name}: the weights do not fit the settings in config.json ({error})") from error
+    network = _network(name, config, weights, dtype).to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
     del weights
-    network = network.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
     expected = own_logits(network)
     if storage := best_storage(device, dtype):
         fuse_layers(network, storage)
@@ -84,12 +75,45 @@ def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
     )
 
 
+def _network(
+    name: str, config: PreTrainedConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model with its weights: all of them, in the shapes that its settings name."""
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
+    family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its own report of what does not fit runs over twenty lines
+    try:
+        loaded: Any = family.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise InputError(f"{name}: the weights cannot be put into a {config.model_type} model ({error})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    network, report = loaded
+    wrong = sorted(name for name, *_ in report["mismatched_keys"]) + sorted(report["missing_keys"])
+    if wrong:
+        raise InputError(
+            f"{name}: the weights do not fit config.json: {wrong[0]} is missing or of another shape, "
+            f"{len(wrong)} such in all"
+        )
+    return network
+
+
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise InputError(f"device {name!r} cannot be used here ({reason}): try cpu or auto") from error
     return device
 
@@ -101,7 +125,7 @@ def _read(name: str) -> Parts:
     path = Path(name)
     if name == builtin.NAME:
         return _read_folder(builtin.ensure_builtin())
-    if path.is_dir():
+    if name and path.is_dir():
         return _read_folder(path)
     if path.suffix == ".gguf":
         if not path.is_file():

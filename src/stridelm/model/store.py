@@ -39,6 +39,8 @@ def weight_files(folder: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
             files = [folder / name for name in names]
+            if not files:
+                raise ValueError("it names no files")
         except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
             raise InputError(f"{index}: cannot be read ({error}): fetch the model again") from error
         missing = [file.name for file in files if not file.is_file()]
