@@ -149,8 +149,8 @@ def table(figures: dict[str, Any]) -> str:
             )
     where, kinds = figures["machine"], figures["kinds"].values()
     lines.append(
-        f"\nMedians (and spread) of {sum(kind['runs'] for kind in kinds)} interleaved runs of {figures['tokens']} tokens; "
-        f"all three wrote the same tokens in {sum(kind['identical'] for kind in kinds)} of them. {where['processor']}, "
+        f"\nMedians (and spread) of {sum(kind['runs'] for kind in kinds)} interleaved runs of {figures['tokens']} "
+        f"tokens; all three wrote the same tokens in {sum(kind['identical'] for kind in kinds)} of them. {where['processor']}, "
         f"{where['threads']} threads, float32, torch {where['torch']}, transformers {where['transformers']}, commit "
         f"{where['commit']}, {where['date']}."
     )

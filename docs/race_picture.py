@@ -1,6 +1,6 @@
 """Draw docs/race.svg: run `stridelm generate --race` on a prompt and keep the terminal's last picture.
 
-    make picture
+make picture
 """
 
 import sys
@@ -14,5 +14,7 @@ from stridelm.race import run_race
 with Path("/dev/null").open("w") as nowhere:
     console = Console(record=True, width=110, file=nowhere, highlight=False)
     model = load(settings=LoadSettings(device="cpu"))
-    run_race(model, sys.argv[1], SamplingParams(max_tokens=160), "auto", None, raw=False, as_json=False, console=console)
+    run_race(
+        model, sys.argv[1], SamplingParams(max_tokens=160), "auto", None, raw=False, as_json=False, console=console
+    )
     console.save_svg("docs/race.svg", title="stridelm generate --race")

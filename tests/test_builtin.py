@@ -23,8 +23,9 @@ from gguf import GGMLQuantizationType as Stored
 from safetensors.torch import save_file
 
 from stridelm.model import builtin, store
+from stridelm.model.inventory import StoredModel, stored_models
 from stridelm.model.load import load_checkpoint
-from stridelm.model.store import StoredModel, read_weights, save_folder, stored_models, weight_files
+from stridelm.model.store import read_weights, save_folder, weight_files
 from stridelm.settings import LoadSettings
 from stridelm.types import InputError
 from test_gguf import content_of, logits_of, tiny_network

@@ -392,6 +392,8 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--model missing.gguf x": ("missing.gguf: no such file",),
     "--model some-org/some-model x": ("'some-org/some-model'", "HF_HUB_OFFLINE"),
     "--draft-model nope x": ("'nope'",),
+    "--device meta x": ("'meta'",),
+    "--cache-tokens 2147483648 x": ("cache_tokens",),
     "--decoder fast x": ("'fast'", *DECODERS),
     "--decoder draft x": ("draft", "--draft-model"),
     "--temperature nan x": ("temperature", "nan"),
@@ -484,8 +486,19 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "broken tokenizer": (lambda folder: cut(folder / "tokenizer.json"), ("tokenizer",)),
     "cut weights": (lambda folder: cut(folder / "model.safetensors"), ("model.safetensors", "fetch it again")),
     "junk for weights": (lambda folder: (folder / "model.safetensors").write_text("junk"), ("model.safetensors",)),
+    "more layers than weights": (lambda folder: configure(folder, num_hidden_layers=4, layer_types=None), (".2.",)),
+    "fewer layers than weights": (lambda folder: configure(folder, num_hidden_layers=1, layer_types=None), (".1.",)),
+    "another width": (lambda folder: configure(folder, hidden_size=64), ("config.json",)),
+    "text for a number": (lambda folder: configure(folder, hidden_size="x"), ("config",)),
+    "no heads": (lambda folder: configure(folder, num_attention_heads=0), ("config",)),
+    "padding outside the vocabulary": (lambda folder: configure(folder, pad_token_id=9999), ("llama",)),
     "empty weights": (lambda folder: (folder / "model.safetensors").write_text(""), ("model.safetensors",)),
 }
+
+
+def configure(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("damage", BAD_FOLDERS)

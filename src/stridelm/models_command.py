@@ -2,7 +2,7 @@
 
 import json as jsonlib
 
-from stridelm.model.store import StoredModel, stored_models
+from stridelm.model.inventory import StoredModel, stored_models
 
 
 def run(*, json: bool) -> None:

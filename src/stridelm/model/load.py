@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -82,30 +84,40 @@ def _network(
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
     family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its own report of what does not fit runs over twenty lines
     try:
-        loaded: Any = family.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=dtype,
-            attn_implementation=ATTENTION,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    except (ValueError, RuntimeError, KeyError, ImportError) as error:
+        with _quiet():
+            loaded: Any = family.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=dtype,
+                attn_implementation=ATTENTION,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except (ValueError, RuntimeError, KeyError, ImportError, AssertionError, ArithmeticError) as error:
         raise InputError(f"{name}: the weights cannot be put into a {config.model_type} model ({error})") from error
-    finally:
-        logging.set_verbosity(verbosity)
     network, report = loaded
-    wrong = sorted(name for name, *_ in report["mismatched_keys"]) + sorted(report["missing_keys"])
+    wrong = sorted(key for key, *_ in report["mismatched_keys"]) + sorted(report["missing_keys"])
+    # Other parts of a larger model (a vision tower) may be left over, a layer of this one may not.
+    wrong += sorted(key for key in report["unexpected_keys"] if key.startswith("model.layers."))
     if wrong:
         raise InputError(
-            f"{name}: the weights do not fit config.json: {wrong[0]} is missing or of another shape, "
+            f"{name}: the weights do not fit config.json: {wrong[0]} is missing, left over or of another shape, "
             f"{len(wrong)} such in all"
         )
     return network
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own reports of what does not fit, which run over twenty lines: we say it in one."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _device(name: str) -> torch.device:
@@ -140,10 +152,12 @@ def _read_folder(folder: Path) -> Parts:
         raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
     files = weight_files(folder)
     try:
-        config = AutoConfig.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+        with _quiet():
+            config = AutoConfig.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+    # Damaged settings make transformers' config classes raise nearly anything.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{folder}: its config or tokenizer cannot be read ({reason})") from error
     eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
     return config, read_weights(files), tokenizer, eos_ids

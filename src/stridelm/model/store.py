@@ -1,9 +1,6 @@
-"""Hugging Face folders on disk: writing one, reading its weights, listing what is there."""
+"""Hugging Face folders on disk: writing one, reading its weights."""
 
 import json
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -49,7 +46,8 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{folder}: {missing[0]} is missing ({len(missing)} of {len(files)} files): fetch it again"
             )
         return files
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         other = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
         found = f" ({other[0]} is a pickle, which StrideLM does not read: convert it to safetensors)" if other else ""
@@ -70,30 +68,3 @@ def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
                 f"{file}: cannot be read as safetensors ({error}). It may be cut off: fetch it again"
             ) from error
     return weights
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model on this machine, or the built-in one before its first use."""
-
-    name: str
-    path: Path
-    bytes: int
-    is_here: bool
-
-
-def stored_models() -> Iterator[StoredModel]:
-    """The built-in model, then what the Hugging Face cache holds."""
-    from huggingface_hub import constants
-
-    from stridelm.model import builtin
-
-    folder = builtin.builtin_folder()
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    yield StoredModel(builtin.NAME, folder, size, folder.is_dir())
-    hub = Path(constants.HF_HUB_CACHE)
-    for entry in sorted(hub.glob("models--*")):
-        snapshots = sorted((entry / "snapshots").glob("*"), key=os.path.getmtime)
-        if snapshots and any(snapshots[-1].glob("*.safetensors")):
-            size = sum(file.stat().st_size for file in snapshots[-1].rglob("*") if file.is_file())
-            yield StoredModel(entry.name.removeprefix("models--").replace("--", "/"), snapshots[-1], size, True)
