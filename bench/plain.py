@@ -148,11 +148,11 @@ def table(figures: dict[str, Any]) -> str:
                 f"{figure[name]['tokens_per_forward']:.2f} |"
             )
     where, kinds = figures["machine"], figures["kinds"].values()
+    runs, identical = (sum(kind[name] for kind in kinds) for name in ("runs", "identical"))
     lines.append(
-        f"\nMedians (and spread) of {sum(kind['runs'] for kind in kinds)} interleaved runs of {figures['tokens']} "
-        f"tokens; all three wrote the same tokens in {sum(kind['identical'] for kind in kinds)} of them. {where['processor']}, "
-        f"{where['threads']} threads, float32, torch {where['torch']}, transformers {where['transformers']}, commit "
-        f"{where['commit']}, {where['date']}."
+        f"\nMedians (and spread) of {runs} interleaved runs of {figures['tokens']} tokens; all three wrote the same "
+        f"tokens in {identical} of them. {where['processor']}, {where['threads']} threads, float32, "
+        f"torch {where['torch']}, transformers {where['transformers']}, commit {where['commit']}, {where['date']}."
     )
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from stridelm.model.attention import Step
 from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.llama_layer import has_llama_layers, run_llama
 from stridelm.types import RowKind, Rows
 
 
@@ -25,12 +26,18 @@ class TorchForward:
         for table, segment in zip(tables, rows.segments, strict=True):
             self.cache.append(table, segment.stop - segment.start)
         step = Step(rows, self.cache, tables, device, dtype)
-        output = self.network(
-            input_ids=torch.from_numpy(rows.ids_Q)[None].to(device),
-            position_ids=torch.from_numpy(rows.positions_Q)[None].to(device),
-            logits_to_keep=torch.from_numpy(rows.wanted_W).to(device),
-            use_cache=False,
-            stride_step=step,
-        )
-        logits_WV = cast(torch.Tensor, output.logits)[0].float()
+        ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
+        logits_WV = run_network(self.network, ids_1Q, positions_1Q, torch.from_numpy(rows.wanted_W).to(device), step)
         return [logits_WV[segment] for segment in rows.wanted_segments]
+
+
+def run_network(
+    network: PreTrainedModel, ids_1Q: torch.Tensor, positions_1Q: torch.Tensor, wanted_W: torch.Tensor, step: Step
+) -> torch.Tensor:
+    """The logits of the wanted rows. Models of replaced layers skip transformers' own way around them."""
+    if has_llama_layers(network):
+        return run_llama(network, ids_1Q, positions_1Q, wanted_W, step)
+    output = network(
+        input_ids=ids_1Q, position_ids=positions_1Q, logits_to_keep=wanted_W, use_cache=False, stride_step=step
+    )
+    return cast(torch.Tensor, output.logits)[0].float()

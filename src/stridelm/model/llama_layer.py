@@ -33,6 +33,24 @@ def _is_llama_shaped(layer: Any) -> bool:
     return type(layer).__name__ in _LLAMA_SHAPED and layer.mlp.config.hidden_act == "silu"
 
 
+def has_llama_layers(network: Any) -> bool:
+    """Whether all layers of a model were replaced."""
+    layers = getattr(network.base_model, "layers", ())
+    return len(layers) > 0 and all(isinstance(layer, LlamaLayer) for layer in layers)
+
+
+def run_llama(
+    network: Any, ids_1Q: torch.Tensor, positions_1Q: torch.Tensor, wanted_W: torch.Tensor, step: Step
+) -> torch.Tensor:
+    """Embedding, layers, norm and head, without what transformers does around them; logits of the wanted rows."""
+    decoder = network.base_model
+    hidden_1QC = decoder.embed_tokens(ids_1Q)
+    rotary = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
+    for layer in decoder.layers:
+        hidden_1QC = layer.forward(hidden_1QC, rotary, step)
+    return network.lm_head(decoder.norm(hidden_1QC[0, wanted_W]))
+
+
 class LlamaLayer(nn.Module):
     """Attention and a gated SiLU network, each behind an RMS norm and around a residual."""
 
@@ -56,20 +74,19 @@ class LlamaLayer(nn.Module):
         self,
         hidden_1QC: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        stride_step: Step,
-        **_: Any,
+        step: Step,
     ) -> torch.Tensor:
         hidden_QC = hidden_1QC[0]
         heads, key_heads = self.query_heads, self.key_heads
         products = self.query_key_value(self.norm_before_attention(hidden_QC))
         products_QXD = products.view(len(hidden_QC), heads + 2 * key_heads, self.head_size)
-        cosine_Q1D, sine_Q1D = stride_step.rotary(position_embeddings)
+        cosine_Q1D, sine_Q1D = step.rotary(position_embeddings)
         plain_QXD = products_QXD[:, : heads + key_heads]
         turned_XQD = torch.addcmul(plain_QXD * cosine_Q1D, plain_QXD.roll(self.head_size // 2, -1), sine_Q1D).transpose(
             0, 1
         )
         attended_QHD = attend_rows(
-            stride_step,
+            step,
             self.layer_index,
             turned_XQD[:heads],
             turned_XQD[heads:],

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, Step, UnsupportedModel, layer_window
+from stridelm.model.forward import run_network
 from stridelm.model.kv_cache import KVCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -46,7 +47,8 @@ def _rotary_types(parameters: Any) -> set[str]:
 def own_logits(network: PreTrainedModel) -> torch.Tensor:
     """What the model, as transformers made it, says to a few tokens."""
     network.set_attn_implementation("eager")
-    return _run(network)
+    ids_1Q, positions_1Q = _trial(network)
+    return network(input_ids=ids_1Q, position_ids=positions_1Q, use_cache=False).logits[0].float()
 
 
 @torch.inference_mode()
@@ -57,9 +59,10 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
     table = cache.open()
     cache.append(table, _TRIAL_TOKENS)
     step = Step(lay_out([make_block(0, _trial_ids(network))]), cache, [table], network.device, network.dtype)
+    ids_1Q, positions_1Q = _trial(network)
     try:
         network.set_attn_implementation(NAME)
-        actual = _run(network, stride_step=step)
+        actual = run_network(network, ids_1Q, positions_1Q, positions_1Q[0], step)
     except UnsupportedModel:
         raise
     except (ValueError, TypeError, KeyError) as error:
@@ -86,7 +89,6 @@ def _trial_ids(network: PreTrainedModel) -> list[int]:
     return [token % vocabulary for token in range(1, _TRIAL_TOKENS + 1)]
 
 
-def _run(network: PreTrainedModel, **step: Step) -> torch.Tensor:
+def _trial(network: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     ids = torch.tensor([_trial_ids(network)], device=network.device)
-    positions = torch.arange(_TRIAL_TOKENS, device=network.device)[None]
-    return network(input_ids=ids, position_ids=positions, use_cache=False, **step).logits.float()
+    return ids, torch.arange(_TRIAL_TOKENS, device=network.device)[None]
