@@ -1,0 +1,51 @@
+"""The README's own words: its Python runs, its commands parse, its files exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from stridelm import cli, generate_command, models_command
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    stridelm ")]
+
+
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(example, {})
+    printed = capsys.readouterr().out
+    assert printed.count("|") > 20
+    assert float(printed.split("|")[-1]) >= 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options exist and take these values; what they would run is another test's matter."""
+    asked: list[object] = []
+    monkeypatch.setattr(generate_command, "run", asked.append)
+    monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))
+    monkeypatch.setattr("sys.argv", shlex.split(command))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert len(asked) == 1
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def test_links_and_tree_name_real_files() -> None:
+    links = re.findall(r"\]\(([\w./-]+)\)", README)
+    (tree,) = re.findall(r"## What is where\n\n(.*?)\n\n[^ ]", README, re.DOTALL)
+    package = [name for line in re.findall(r"^      (\S.*?)   ", tree, re.MULTILINE) for name in line.split(", ")]
+    files = [f"src/stridelm/{name}" for name in package if name != "..."]
+    tops = re.findall(r"^    (\w+/)", tree, re.MULTILINE)
+    assert len(files) > 10
+    assert len(tops) == 4
+    for name in [*links, *files, *tops]:
+        assert (ROOT / name).exists(), name
