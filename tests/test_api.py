@@ -1,6 +1,7 @@
 """load, stream, generate, astream: what a caller sees."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -246,13 +247,72 @@ def test_a_draft_model_must_share_the_vocabulary(tiny_folder: Callable[..., Path
         stridelm.load(str(tiny_folder("llama")), draft_model=str(other))
 
 
+def test_a_failed_step_is_told_to_all_who_took_part(
+    language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = language_model.stream("done", SamplingParams(max_tokens=1))
+    one, two = (language_model.stream(text, SHORT) for text in ("one", "two"))
+    next(one)
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model.engine, "_keep", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            two.result()
+    with pytest.raises(ZeroDivisionError):
+        next(one)
+    assert len(done.result().token_ids) == 1  # it had finished before
+    assert is_idle(language_model)
+
+
+def test_a_dropped_answer_is_given_up(language_model: LanguageModel) -> None:
+    for _ in language_model.stream("abc", SamplingParams(max_tokens=200)):
+        break
+    gc.collect()
+    result = language_model.generate("abc", SHORT)
+    assert len(result.token_ids) == 12
+    assert is_idle(language_model)
+    assert not language_model._strides
+
+
+def test_who_waits_for_room_does_not_hold_up_who_writes(tiny: Callable[..., Checkpoint]) -> None:
+    model = LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=128))
+    params = SamplingParams(max_tokens=90)
+    writer, waiter = model.stream("a", params), model.stream("b", params)
+    thread = threading.Thread(target=waiter.result)
+    thread.start()
+    lengths = [len(writer.sequence.output) - sum(len(s.tokens) for s in writer.strides) for _ in writer]
+    thread.join()
+    # Were the lock kept, the writer would find all its strides made at once.
+    assert min(lengths[:30]) < 40
+    assert len(waiter.result().token_ids) == 90
+
+
+def test_half_precision_is_not_called_exact_unless_plain(tiny_folder: Callable[..., Path]) -> None:
+    model = stridelm.load(str(tiny_folder("llama")), settings=LoadSettings(device="cpu", dtype="bfloat16"))
+    assert not model.generate("abc", SHORT, decoder="ngram").exact
+    assert model.generate("abc", SHORT, decoder="autoregressive").exact
+
+
+def test_draft_caches_are_shared(language_model: LanguageModel) -> None:
+    for k in (None, 3, 4, 5):
+        language_model.generate("abc", SHORT, decoder="draft", k=k)
+    assert len({id(policy.drafter.forward) for policy in language_model._policies.values()}) == 1  # type: ignore[attr-defined]
+    assert len(language_model._policies) == 3
+
+
+def test_banning_every_token_is_refused(language_model: LanguageModel) -> None:
+    nothing = dict.fromkeys(range(language_model.target.vocabulary), float("-inf"))
+    with pytest.raises(InputError, match="bans every token"):
+        language_model.generate("abc", SamplingParams(logit_bias=nothing))
+
+
 def test_a_draft_model_may_be_padded_to_another_size(tiny_folder: Callable[..., Path]) -> None:
     for size in (257, 300):
         padded = tiny_folder("llama", seed=4, vocab_size=size)
         model = stridelm.load(str(tiny_folder("llama")), draft_model=str(padded))
-        params = SamplingParams(max_tokens=20, temperature=0.9, seed=1)
-        drafted = model.generate("abc", params, decoder="draft")
-        assert drafted.token_ids == model.generate("abc", params, decoder="autoregressive").token_ids
+        for seed in range(12):  # some write ids that the smaller model has no embedding for
+            params = SamplingParams(max_tokens=20, temperature=1.5, seed=seed)
+            drafted = model.generate("abc", params, decoder="draft")
+            assert drafted.token_ids == model.generate("abc", params, decoder="autoregressive").token_ids
 
 
 def test_logits_that_are_not_finite_are_an_error(tiny_folder: Callable[..., Path]) -> None:

@@ -7,24 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stridelm.api import LanguageModel
-from stridelm.draft.ngram import LONGEST_MATCH, NgramDrafter, longest_match
+from stridelm.draft.ngram import NgramDrafter, longest_match
 from stridelm.model.load import Checkpoint
 from stridelm.settings import LoadSettings
 from stridelm.types import SamplingParams
 
 
-def match_by_trying(tokens: list[int]) -> tuple[int, int]:
+def match_by_trying(tokens: list[int], longest: int) -> tuple[int, int]:
     """The longest ending that occurred before, and the place after its latest occurrence."""
-    for length in range(min(LONGEST_MATCH, len(tokens) - 1), 0, -1):
+    for length in range(min(longest, len(tokens) - 1), 0, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
                 return end, length
     return 0, 0
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=40))
-def test_longest_match_equals_trying_all(tokens: list[int]) -> None:
-    assert longest_match(np.array(tokens)) == match_by_trying(tokens)
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 20))
+def test_longest_match_equals_trying_all(tokens: list[int], longest: int) -> None:
+    assert longest_match(np.array(tokens), longest) == match_by_trying(tokens, longest)
 
 
 def test_ngram_proposes_what_followed_and_no_more_than_the_match_has_earned() -> None:
@@ -47,7 +47,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(tiny: Callable[..., Chec
 def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) -> None:
     answers = [language_model.stream(text, SamplingParams(max_tokens=12), decoder="draft") for text in ("abc", "defg")]
     next(answers[0])
-    drafter = language_model._policy("draft", None).drafter  # type: ignore[attr-defined]
+    drafter = language_model._policy("draft", 4).drafter  # type: ignore[attr-defined]
     cache = drafter.forward.cache
     cache.check_integrity()
     assert cache.free_blocks < cache.block_count
@@ -58,7 +58,7 @@ def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) ->
 
 
 def test_a_long_prompt_is_read_by_the_draft_model_in_parts(tiny: Callable[..., Checkpoint], monkeypatch) -> None:
-    monkeypatch.setattr("stridelm.draft.draft_model._CHUNK", 16)
+    monkeypatch.setattr("stridelm.draft.draft_model._ROWS", 16)
     model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
     result = model.generate("a long prompt " * 10, SamplingParams(max_tokens=20), decoder="draft", k=4)
     assert result.stats.accepted == result.stats.drafted > 0

@@ -17,11 +17,10 @@ from reference import NEAR_TIE, Decision, first_departure, reference
 from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
 from stridelm.decode.speculative import Speculative
-from stridelm.decode.table import make_policy
 from stridelm.model.builtin import ensure_builtin
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.store import save_folder
-from stridelm.settings import LoadSettings
+from stridelm.settings import LoadSettings, choose_decoder
 from stridelm.types import SamplingParams, Sequence
 from tiny import FAMILIES
 
@@ -86,7 +85,7 @@ def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expect
     if name in FAKES:
         known = [[decision.token for decision in decisions] for decisions in expected]
         return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
-    return make_policy(name, None, model.target, model.draft, model.settings.cache_tokens)
+    return model._policy(*choose_decoder(name, None, has_draft=model.draft is not None))
 
 
 def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
@@ -102,8 +101,16 @@ def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
     log.warning("%s: near-tie at token %d, margin %.1e", case, at, expected[at].margin)
 
 
-def compare(model: LanguageModel, oracle: torch.nn.Module, prompts: list[list[int]], setting: str, tokens: int) -> None:
-    """All decoders on all prompts, one at a time and as a batch."""
+def compare(
+    model: LanguageModel,
+    oracle: torch.nn.Module,
+    prompts: list[list[int]],
+    setting: str,
+    tokens: int,
+    *,
+    also_alone: bool = True,
+) -> None:
+    """All decoders on all prompts as a batch, and one at a time."""
     params = with_length(SETTINGS[setting], tokens)
     expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
     for decoder in DECODERS:
@@ -113,6 +120,8 @@ def compare(model: LanguageModel, oracle: torch.nn.Module, prompts: list[list[in
         for index, ids in enumerate(prompts):
             case = f"{model.target.name} {setting} {decoder} prompt {index}"
             assert_same(f"{case} batched", expected[index], batched[index])
+            if not also_alone:
+                continue
             (alone,) = answers(model, policy_for(decoder, model, prompts, expected), [ids], params)
             assert_same(case, expected[index], alone)
 
@@ -179,7 +188,7 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
     params = with_length(SETTINGS["hot"], 16)
     ids = language_model.encode(PROMPTS[1], raw=True)
     oracle = plain_network(tiny_folder("llama"))
-    policy = make_policy("ngram", None, language_model.target, None, 4096)
+    policy = language_model._policy("ngram", 8)
     texts = []
     for choice in (0, 1, 0):
         sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length, choice=choice)
@@ -224,4 +233,4 @@ def test_builtin_at_length(setting: str, builtin_model: LanguageModel) -> None:
     prompts = [
         builtin_model.encode(text) for text in (*BUILTIN_PROMPTS, "Count from one to thirty in words.", "Tell a story.")
     ]
-    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 48)
+    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 32, also_alone=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BartConfig, BloomConfig, Llama4Config, MambaConfig
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import UnsupportedModel
@@ -18,7 +18,7 @@ from stridelm.model.llama_layer import LlamaLayer, fuse_layers
 from stridelm.model.load import Checkpoint
 from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.types import ROOT, DraftTree
-from tiny import FAMILIES, load_tiny
+from tiny import FAMILIES, byte_tokenizer, load_tiny
 
 TREE = DraftTree((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
 
@@ -158,17 +158,26 @@ def test_other_logits_are_refused(tiny_folder: Callable[..., Path]) -> None:
         check_logits(network, own_logits(network) * 1.05)
 
 
-@pytest.mark.parametrize("family", ["mamba", "gpt2_alibi"])
-def test_models_without_attention_of_transformers_are_refused(family: str, tmp_path: Path) -> None:
-    from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
+NOT_SUPPORTED = {
+    "recurrent": MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=2, state_size=4),
+    "attention of its own": BloomConfig(vocab_size=260, hidden_size=16, n_layer=2, n_head=2),
+    "positions that cannot be given": BartConfig(
+        vocab_size=260, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16, encoder_layers=1,
+        encoder_attention_heads=2, encoder_ffn_dim=16, is_encoder_decoder=False, is_decoder=True,
+        max_position_embeddings=64, pad_token_id=1, init_std=0.5,
+    ),
+}  # fmt: skip
 
-    from tiny import byte_tokenizer
 
-    if family == "mamba":
-        network = MambaForCausalLM(MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=2, state_size=4))
-    else:
-        network = BloomForCausalLM(BloomConfig(vocab_size=260, hidden_size=16, n_layer=2, n_head=2))
-    network.save_pretrained(tmp_path)
+@pytest.mark.parametrize("what", NOT_SUPPORTED)
+def test_models_that_would_run_wrongly_are_refused(what: str, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(NOT_SUPPORTED[what]).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel):
         load_tiny(tmp_path)
+
+
+def test_settings_of_a_nested_config_are_looked_at() -> None:
+    nested = Llama4Config(text_config={"layer_types": ["chunked_attention", "full_attention"], "num_hidden_layers": 2})
+    with pytest.raises(UnsupportedModel, match="chunked_attention"):
+        check_config(nested)

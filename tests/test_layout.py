@@ -88,11 +88,11 @@ def test_a_part_of_a_prompt_wants_nothing() -> None:
     assert make_block(0, [1, 2, 3], reads_logits=False).wanted == ()
 
 
-@given(trees(), st.integers(0, 6))
-def test_pruning_keeps_the_shallow_nodes(tree: DraftTree, depth: int) -> None:
-    pruned = tree.pruned(depth)
+@given(trees(), st.integers(0, 6), st.integers(0, 12))
+def test_pruning_keeps_the_first_shallow_nodes(tree: DraftTree, depth: int, nodes: int) -> None:
+    pruned = tree.pruned(depth, nodes)
 
     def paths(of: DraftTree) -> list[tuple[int, ...]]:
         return [tuple(of.tokens[node] for node in ancestors_by_walking(of.parents, row)) for row in range(len(of))]
 
-    assert paths(pruned) == [path for path in paths(tree) if len(path) <= depth]
+    assert paths(pruned) == [path for path in paths(tree) if len(path) <= depth][:nodes]

@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from typing import cast, overload
 
 from stridelm.contracts import Policy
@@ -13,8 +15,8 @@ from stridelm.engine.engine import Engine
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.settings import AUTO, LoadSettings, choose_decoder
-from stridelm.types import InputError, Result, SamplingParams, Sequence, Stride
+from stridelm.settings import AUTO, DEFAULT_MODEL, PLAIN, LoadSettings, choose_decoder
+from stridelm.types import InputError, Result, SamplingParams, Sequence, Stats, Stride
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""
@@ -24,7 +26,7 @@ _GREEDY = SamplingParams()
 
 
 def load(
-    model: str = "smollm2", *, draft_model: str | None = None, settings: LoadSettings | None = None
+    model: str = DEFAULT_MODEL, *, draft_model: str | None = None, settings: LoadSettings | None = None
 ) -> "LanguageModel":
     """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file."""
     settings = settings or LoadSettings()
@@ -54,9 +56,14 @@ class LanguageModel:
         self.draft = draft
         self.settings = settings
         self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens)), target.tokenizer)
-        self._policies: dict[tuple[str, int | None], Policy] = {}
-        self._lock = threading.Lock()
+        self._draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
+        self._policies: dict[tuple[str, int], Policy] = {}
+        self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
+        """Strides that were made and not asked for yet, of every answer that is not read to its end."""
+        self._failures: dict[Sequence, BaseException] = {}
+        self._given_up: deque[Sequence] = deque()
+        """Answers that nobody wants any more; whoever has the lock next removes them."""
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
@@ -76,20 +83,23 @@ class LanguageModel:
         `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
         `raw` leaves text as it is.
         """
-        name = choose_decoder(decoder, k, has_draft=self.draft is not None)
+        stats = Stats()
+        name, k = choose_decoder(decoder, k, has_draft=self.draft is not None)
         unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
         if unknown:
             raise InputError(
                 f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
             )
-        sequence = Sequence(
-            tokens=self.encode(prompt, raw=raw),
-            params=params,
-            policy=self._policy(name, k),
-            eos_ids=self.target.eos_ids,
-            context_length=self.target.context_length,
-        )
-        with self._lock:
+        tokens = self.encode(prompt, raw=raw)
+        with self._turn():
+            sequence = Sequence(
+                tokens=tokens,
+                params=params,
+                policy=self._policy(name, k),
+                eos_ids=self.target.eos_ids,
+                context_length=self.target.context_length,
+                stats=stats,
+            )
             self.engine.add(sequence)
             self._strides[sequence] = deque()
         return Answer(self, sequence, name)
@@ -198,46 +208,81 @@ class LanguageModel:
             )
         return ids
 
-    def _policy(self, name: str, k: int | None) -> Policy:
+    def _policy(self, name: str, k: int) -> Policy:
         # One per decoder and k: sequences that share a policy are drafted together.
         if (name, k) not in self._policies:
-            self._policies[name, k] = make_policy(name, k, self.target, self.draft, self.settings.cache_tokens)
+            self._policies[name, k] = make_policy(name, k, self.target, self.draft, self._draft_forward)
         return self._policies[name, k]
 
-    def _pull(self, sequence: Sequence) -> Stride | None:
-        """The next stride of a sequence. Whoever asks first runs the step, for everyone who takes part in it."""
-        with self._lock:
-            waiting = self._strides.get(sequence)
-            while waiting is not None and not waiting:
-                try:
-                    strides = self.engine.step()
-                except BaseException:
-                    self.engine.reset()
-                    self._strides.clear()
-                    raise
-                for owner, stride in strides:
-                    self._strides[owner].append(stride)
-            if waiting is None:
-                return None
-            stride = waiting.popleft()
-            if stride.finish_reason:
-                del self._strides[sequence]
-            return stride
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The engine, for one step or one change. Who waits stands in line, so that nobody takes two turns running."""
+        with self._next_in_line:
+            self._lock.acquire()
+        try:
+            self._remove_given_up()
+            yield
+            self._remove_given_up()
+        finally:
+            self._lock.release()
 
-    def _forget(self, sequence: Sequence) -> None:
-        with self._lock:
+    def _pull(self, sequence: Sequence) -> Stride | None:
+        """The next stride of a sequence. Whoever finds none runs a step, for everyone who takes part in it."""
+        while True:
+            with self._turn():
+                if sequence in self._failures:
+                    raise self._failures.pop(sequence)
+                waiting = self._strides.get(sequence)
+                if waiting is None:
+                    return None
+                if waiting:
+                    stride = waiting.popleft()
+                    if stride.finish_reason:
+                        del self._strides[sequence]
+                    return stride
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            for owner, stride in self.engine.step():
+                self._strides[owner].append(stride)
+        except BaseException as error:
+            # The step was everyone's: all that were not finished have failed, and each is told when it asks.
+            self.engine.reset()
+            for owner in [owner for owner in self._strides if owner.finish_reason is None]:
+                del self._strides[owner]
+                self._failures[owner] = error
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Never waits: may be called from an event loop."""
+        self._given_up.append(sequence)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._remove_given_up()
+            finally:
+                self._lock.release()
+
+    def _remove_given_up(self) -> None:
+        while self._given_up:
+            sequence = self._given_up.popleft()
             self.engine.remove(sequence)
             self._strides.pop(sequence, None)
+            self._failures.pop(sequence, None)
 
 
 class Answer(Iterator[Stride]):
-    """An answer in the making: iterate for its strides; `result` waits for the whole; `close` gives it up."""
+    """An answer in the making: iterate for its strides; `result` waits for the whole; `close` gives it up.
+
+    One that is dropped before its end is given up as well.
+    """
 
     def __init__(self, model: LanguageModel, sequence: Sequence, decoder: str) -> None:
         self._model = model
         self.sequence = sequence
         self.decoder = decoder
         self.strides: list[Stride] = []
+        # Only noted: a finaliser may run anywhere, also where the lock is held.
+        weakref.finalize(self, model._given_up.append, sequence).atexit = False
 
     def __next__(self) -> Stride:
         stride = self._model._pull(self.sequence)
@@ -251,7 +296,7 @@ class Answer(Iterator[Stride]):
         for _ in self:
             pass
         sequence = self.sequence
-        if sequence.finish_reason is None:
+        if sequence.finish_reason is None or not self.strides or self.strides[-1].finish_reason is None:
             raise RuntimeError("this answer was closed before it was finished")
         return Result(
             text="".join(stride.text for stride in self.strides),
@@ -259,14 +304,14 @@ class Answer(Iterator[Stride]):
             finish_reason=sequence.finish_reason,
             decoder=self.decoder,
             seed=sequence.seed,
-            exact=sequence.policy.exact,
+            exact=sequence.policy.exact and (self._model.target.is_float32 or self.decoder == PLAIN),
             exact_to=self._model.target.description,
             stats=sequence.stats,
             strides=tuple(self.strides),
         )
 
     def close(self) -> None:
-        self._model._forget(self.sequence)
+        self._model._give_up(self.sequence)
 
 
 def _check_text(prompt: str) -> None:

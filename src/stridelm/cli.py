@@ -11,7 +11,7 @@ import typer
 
 import stridelm
 from stridelm.cli_options import with_settings
-from stridelm.settings import AUTO, DECODERS, DEFAULT_K, LoadSettings
+from stridelm.settings import AUTO, DECODERS, DEFAULT_K, DEFAULT_MODEL, LoadSettings
 from stridelm.types import InputError, SamplingParams
 
 app = typer.Typer(
@@ -57,7 +57,7 @@ def generate(
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="Many prompts: JSON lines with `prompt` or `messages`.")
     ] = None,
-    model: Model = "smollm2",
+    model: Model = DEFAULT_MODEL,
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
     ] = None,

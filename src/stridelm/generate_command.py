@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 import stridelm
-from stridelm.api import LanguageModel, Messages, Prompt
+from stridelm.api import LanguageModel, Prompt
 from stridelm.race import run_race
 from stridelm.settings import LoadSettings, choose_decoder
 from stridelm.types import InputError, Result, SamplingParams
@@ -86,22 +86,10 @@ def _parse_prompt(where: str, line: str) -> Prompt:
         raise InputError(f"{where}: not JSON ({error})") from error
     match entry:
         case {"messages": list(messages)}:
-            return _checked_messages(where, messages)
+            return messages
         case {"prompt": str(prompt)} if prompt.strip():
             return prompt
     raise InputError(f'{where}: needs a non-empty "prompt" (text) or "messages" (a list)')
-
-
-def _checked_messages(where: str, messages: list[Any]) -> Messages:
-    for message in messages:
-        match message:
-            case {"role": str(), "content": str()}:
-                pass
-            case _:
-                raise InputError(f'{where}: every message needs a "role" and a "content", both text')
-    if not messages:
-        raise InputError(f"{where}: messages is empty")
-    return messages
 
 
 def _one_prompt(request: Request) -> str:
@@ -135,10 +123,9 @@ def _answer_all(model: LanguageModel, prompts: dict[str, Prompt], request: Reque
     # Look at every prompt first: a bad one in the middle must not cost the answers before it.
     for place, prompt in prompts.items():
         try:
-            model.encode(prompt, raw=request.raw)
+            model.stream(prompt, **_arguments(request)).close()
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
-        model.stream(prompt, **_arguments(request)).close()  # refuses what the cache has no room for
     in_order = list(prompts.values())
     parts = [in_order[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
     progress = Console(stderr=True)

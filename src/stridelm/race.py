@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stridelm.api import Answer, LanguageModel, Prompt
+from stridelm.settings import PLAIN
 from stridelm.types import InputError, SamplingParams
 
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
+_COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7")
 """Strides take these in turn (the palette of Okabe and Ito, which colour-blind people can tell apart)."""
 _WARM_UP = SamplingParams(max_tokens=4)
 
@@ -70,14 +71,14 @@ def run_race(
     console: Console | None = None,
 ) -> None:
     """Race `decoder` against plain decoding of the same model, then compare their tokens."""
-    if decoder == "autoregressive":
+    if decoder == PLAIN:
         raise InputError("--race runs one token at a time against another decoder: choose one with --decoder")
     if params.temperature and params.seed is None:
         raise InputError("--race at a temperature needs a --seed, the same for both lanes")
     console = console or Console(highlight=False, stderr=as_json)
     lanes: list[Lane] = []
     for title, name, tokens, own in (
-        ("one token at a time", "autoregressive", None, model),
+        ("one token at a time", PLAIN, None, model),
         ("", decoder, k, model.twin()),
     ):
         own.stream(prompt, _WARM_UP, decoder=name, k=tokens, raw=raw).result()
@@ -137,3 +138,5 @@ def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
             "tokens_per_forward": round(other.stats.tokens_per_forward, 4),
         }  # fmt: skip
         print(json.dumps(report), file=sys.stdout)
+    if first is not None and plain.exact and other.exact:
+        raise SystemExit(1)  # both lanes claim to be exact, and one of them is not

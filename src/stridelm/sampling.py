@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 
 import torch
 
-from stridelm.types import SamplingParams, Sequence
+from stridelm.types import InputError, SamplingParams, Sequence
 
 Draw = Callable[[int, Items[int]], int]
 """(index of the wanted row, all tokens before the drawn one) -> token."""
@@ -39,6 +39,8 @@ def draw(
 ) -> int:
     """The token at position len(before)."""
     scores_V = penalise(logits_V.float(), params, before, prompt_length)
+    if scores_V.max() == -torch.inf:
+        raise InputError("logit_bias bans every token: leave at least one")
     if params.temperature == 0:
         return int(scores_V.argmax())
     scores_V = keep_likely((scores_V - scores_V.max()) / params.temperature, params)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from stridelm.types import InputError
 
+DEFAULT_MODEL = "smollm2"
+"""The built-in one."""
 DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_CACHE = 2**24
 
@@ -31,9 +33,10 @@ class LoadSettings:
 
 
 AUTO = "auto"
+PLAIN = "autoregressive"
 DECODERS = {
-    AUTO: "the best exact decoder for what is loaded: draft with a draft model, else ngram",
-    "autoregressive": "one token per forward",
+    AUTO: "an exact decoder for what is loaded: draft with a draft model, else ngram",
+    PLAIN: "one token per forward",
     "ngram": "proposes what followed the same words before, verified",
     "draft": "a second model proposes k tokens, verified",
 }
@@ -42,8 +45,8 @@ DEFAULT_K = {"ngram": 8, "draft": 4}
 LARGEST_K = 64
 
 
-def choose_decoder(name: str, k: int | None, *, has_draft: bool) -> str:
-    """The decoder that a name stands for, checked with its k before anything is loaded."""
+def choose_decoder(name: str, k: int | None, *, has_draft: bool) -> tuple[str, int]:
+    """The decoder that a name stands for, and its k (0 where there is none). Needs no model: ask before loading one."""
     if name == AUTO:
         name = "draft" if has_draft else "ngram"
     if name not in DECODERS:
@@ -54,4 +57,4 @@ def choose_decoder(name: str, k: int | None, *, has_draft: bool) -> str:
         raise InputError(f"the decoder {name} proposes nothing, so it takes no k: leave --k out, or choose another one")
     if k is not None and not 1 <= k <= LARGEST_K:
         raise InputError(f"k must be between 1 and {LARGEST_K}, not {k}")
-    return name
+    return name, k or DEFAULT_K.get(name, 0)

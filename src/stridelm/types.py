@@ -58,7 +58,7 @@ class SamplingParams:
     seed: int | None = None
     """Same seed, same text, whatever the decoder; none draws a fresh one, and the result names it."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; they are not part of its text."""
+    """Strings that end the answer; they are not part of its text. Special tokens have no text to match."""
 
     def __post_init__(self) -> None:
         _require(
@@ -145,12 +145,12 @@ class DraftTree:
                 return index
         return None
 
-    def pruned(self, depth: int) -> DraftTree:
-        """Without the nodes deeper than `depth`, the first level being 1."""
+    def pruned(self, depth: int, nodes: int) -> DraftTree:
+        """The first so many nodes, without those deeper than `depth`, the first level being 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
-        kept = [node for node, node_depth in enumerate(depths) if node_depth <= depth]
+        kept = [node for node, node_depth in enumerate(depths) if node_depth <= depth][:nodes]
         renamed = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return DraftTree(
             tuple(self.tokens[node] for node in kept),

@@ -38,7 +38,11 @@ def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT) -> Block:
     pending = sequence.tokens[sequence.cached : sequence.cached + sequence.allowance]
     if reads_on(sequence):
         return make_block(sequence.cached, pending, reads_logits=False)
-    return make_block(sequence.cached, pending, tree.pruned(sequence.room - 1))
+    assert sequence.table is not None
+    # What the table has no room for is not drafted: fewer drafts are slower, never wrong.
+    return make_block(
+        sequence.cached, pending, tree.pruned(sequence.room - 1, sequence.table.capacity - len(sequence.tokens))
+    )
 
 
 def decide(sequence: Sequence, block: Block, logits_WV: torch.Tensor) -> Commit:

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
 from stridelm.sampling import drawer
-from stridelm.types import Commit, DraftTree, Sequence
+from stridelm.types import Block, Commit, DraftTree, Sequence
 
-_CHUNK = 512
-"""Rows of a prompt that the draft model reads in one forward."""
+_ROWS = 512
+"""Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
 
 
 @dataclass(slots=True)
@@ -19,32 +21,60 @@ class _Draft:
     table: Table
     tokens: list[int] = field(default_factory=list)
 
+    @property
+    def unread(self) -> list[int]:
+        return self.tokens[self.table.length :]
+
 
 class ModelDrafter:
     """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
 
     name = "draft"
 
-    def __init__(self, k: int, forward: TorchForward, context_length: int, vocabulary: int) -> None:
+    def __init__(
+        self, k: int, forward: TorchForward, context_length: int, vocabulary: int, target_vocabulary: int
+    ) -> None:
         self.k = k
         self.forward = forward
         self.context_length = context_length
         self.vocabulary = vocabulary
+        self.target_vocabulary = target_vocabulary
         self._drafts: dict[Sequence, _Draft] = {}
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
         for sequence in sequences:
-            draft = self._drafts.get(sequence)
-            if draft is None:
-                draft = self._drafts[sequence] = _Draft(
-                    self.forward.cache.open(reserve=len(sequence.tokens) + sequence.room)
-                )
-            draft.tokens = list(sequence.tokens)
+            if sequence not in self._drafts:
+                reserve = len(sequence.tokens) + sequence.room
+                self._drafts[sequence] = _Draft(self.forward.cache.open(reserve))
+            self._drafts[sequence].tokens = list(sequence.tokens)
+        ready = self._catch_up([sequence for sequence in sequences if self._can_read(sequence)])
         for count in range(self.k):
-            self._extend([sequence for sequence in sequences if self._may_draft(sequence, count)])
+            self._extend([sequence for sequence in ready if self._may_draft(sequence, count)])
         return [
             DraftTree.chain(self._drafts[sequence].tokens[len(sequence.tokens) :], self.name) for sequence in sequences
         ]
+
+    def _can_read(self, sequence: Sequence) -> bool:
+        """Whether the draft model's context and embedding have a place for all that it has not read."""
+        draft = self._drafts[sequence]
+        return len(draft.tokens) < self.context_length and max(draft.unread) < self.vocabulary
+
+    def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Read parts of long prompts, as far as a step's rows go; returns who has at most that left to read."""
+        ready: list[Sequence] = []
+        parts: list[tuple[_Draft, int]] = []
+        left = _ROWS
+        for sequence in sequences:
+            draft = self._drafts[sequence]
+            if len(draft.unread) <= left:
+                ready.append(sequence)
+            elif left:
+                parts.append((draft, left))
+            left -= min(left, len(draft.unread))
+        if parts:
+            blocks = [make_block(draft.table.length, draft.unread[:rows], reads_logits=False) for draft, rows in parts]
+            self._read([draft for draft, _ in parts], blocks)
+        return ready
 
     def _may_draft(self, sequence: Sequence, count: int) -> bool:
         """The last token of an answer needs no draft, and an ended text or a full context cannot go on."""
@@ -53,29 +83,24 @@ class ModelDrafter:
             len(tokens) == len(sequence.tokens) + count
             and count < sequence.room - 1
             and len(tokens) < self.context_length
-            and (count == 0 or tokens[-1] not in sequence.eos_ids)
+            and (count == 0 or (tokens[-1] not in sequence.eos_ids and tokens[-1] < self.vocabulary))
         )
 
     def _extend(self, sequences: list[Sequence]) -> None:
-        """One more token for each, after catching up with the text that the draft model has not read."""
-        unread = sequences
-        while unread:
-            drafts = [self._drafts[sequence] for sequence in unread]
-            blocks = []
-            for draft in drafts:
-                pending = draft.tokens[draft.table.length : draft.table.length + _CHUNK]
-                is_last = draft.table.length + len(pending) == len(draft.tokens)
-                blocks.append(make_block(draft.table.length, pending, reads_logits=is_last))
-            logits = self.forward(lay_out(blocks), [draft.table for draft in drafts])
-            still_unread = []
-            for sequence, draft, block, logits_WV in zip(unread, drafts, blocks, logits, strict=True):
-                self.forward.cache.keep(draft.table, range(len(block)))
-                if not block.wanted:
-                    still_unread.append(sequence)
-                    continue
-                draw = drawer(logits_WV[:, : self.vocabulary], sequence)
-                draft.tokens.append(draw(0, draft.tokens))
-            unread = still_unread
+        """One more token for each."""
+        if not sequences:
+            return
+        drafts = [self._drafts[sequence] for sequence in sequences]
+        logits = self._read(drafts, [make_block(draft.table.length, draft.unread) for draft in drafts])
+        for sequence, draft, logits_WV in zip(sequences, drafts, logits, strict=True):
+            draw = drawer(logits_WV[:, : self.target_vocabulary], sequence)
+            draft.tokens.append(draw(0, draft.tokens))
+
+    def _read(self, drafts: list[_Draft], blocks: list[Block]) -> list[torch.Tensor]:
+        logits = self.forward(lay_out(blocks), [draft.table for draft in drafts])
+        for draft, block in zip(drafts, blocks, strict=True):
+            self.forward.cache.keep(draft.table, range(len(block)))
+        return logits
 
     def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
         """Forget what was read of rejected drafts."""

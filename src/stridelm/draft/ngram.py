@@ -5,7 +5,6 @@ import numpy as np
 from stridelm.types import NO_DRAFT, Commit, DraftTree, Sequence
 
 SHORTEST_MATCH = 2
-LONGEST_MATCH = 16
 
 
 class NgramDrafter:
@@ -20,7 +19,7 @@ class NgramDrafter:
         return [self._propose(sequence.tokens) for sequence in sequences]
 
     def _propose(self, tokens: list[int]) -> DraftTree:
-        place, length = longest_match(np.asarray(tokens))
+        place, length = longest_match(np.asarray(tokens), longest=max(self.k, SHORTEST_MATCH))
         if length < SHORTEST_MATCH:
             return NO_DRAFT
         # A longer match has earned a longer draft: short ones are often chance, and every row costs.
@@ -33,11 +32,14 @@ class NgramDrafter:
         """Nothing is kept."""
 
 
-def longest_match(tokens: np.ndarray) -> tuple[int, int]:
-    """The place after the latest of the longest earlier matches of the text's ending, and that match's length."""
+def longest_match(tokens: np.ndarray, longest: int) -> tuple[int, int]:
+    """The place after the latest of the longest earlier matches of the text's ending, and that match's length.
+
+    Nothing beyond `longest` tokens is looked at.
+    """
     ends = matched = np.flatnonzero(tokens[:-1] == tokens[-1])
     length = 0
-    while len(ends) and length < LONGEST_MATCH:
+    while len(ends) and length < longest:
         length += 1
         matched = ends
         ends = ends[ends >= length]

@@ -41,6 +41,8 @@ class Engine:
     def step(self) -> list[tuple[Sequence, Stride]]:
         """One forward pass; returns what it added to each answer. Prompts still being read add nothing."""
         batch = self.scheduler.schedule()
+        if not batch:
+            return []
         blocks = [block for policy, part in _policies(batch) for block in policy.plan(batch[part])]
         logits = self.forward(lay_out(blocks), [cast(Table, sequence.table) for sequence in batch])
         commits = [
@@ -57,7 +59,6 @@ class Engine:
             sequence.cached += len(commit.kept)
             sequence.stats.rows += len(block)
             sequence.stats.drafted += len(block.tree)
-            sequence.stats.accepted += len(commit.kept) - block.pending
 
     def _emit(self, batch: list[Sequence], commits: list[Commit]) -> list[tuple[Sequence, Stride]]:
         strides = [self._advance(*each) for each in zip(batch, commits, strict=True)]
@@ -88,6 +89,7 @@ class Engine:
         stats.first_token = stats.first_token or stats.last_token
         stats.forwards += 1
         stats.tokens += count
+        stats.accepted += sum(source != "model" for source in commit.sources[:count])
         return Stride(
             commit.tokens[:count], text, commit.sources[:count], commit.confidence[:count], sequence.finish_reason
         )

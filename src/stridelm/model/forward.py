@@ -17,6 +17,8 @@ class TorchForward:
     def __init__(self, network: PreTrainedModel, cache: KVCache) -> None:
         self.network = network
         self.cache = cache
+        self.windows: dict[int, int | None] = {}
+        """Layer -> the sliding window that it asked for in the latest step."""
 
     @torch.inference_mode()
     def __call__(self, rows: Rows, tables: list[Table]) -> list[torch.Tensor]:
@@ -28,6 +30,8 @@ class TorchForward:
         step = Step(rows, self.cache, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
         logits_WV = run_network(self.network, ids_1Q, positions_1Q, torch.from_numpy(rows.wanted_W).to(device), step)
+        self.windows = step.windows
+        assert len(logits_WV) == len(rows.wanted_W), "the model gave logits for other rows than were asked for"
         return [logits_WV[segment] for segment in rows.wanted_segments]
 
 

@@ -61,6 +61,8 @@ class GGUF:
     config: PreTrainedConfig
     weights: dict[str, torch.Tensor]
     tokenizer: PreTrainedTokenizerFast
+    eos_ids: frozenset[int]
+    """The tokens that end an answer: of text, of turn, of message."""
 
 
 def read_gguf(path: Path) -> GGUF:
@@ -80,7 +82,8 @@ def read_gguf(path: Path) -> GGUF:
             f"{path}: cannot be read as a GGUF file ({type(error).__name__}: {reason}). It may be cut off or damaged: "
             "fetch it again"
         ) from error
-    return GGUF(config, weights, tokenizer)
+    ends = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    return GGUF(config, weights, tokenizer, frozenset(end for end in ends if end is not None))
 
 
 class _Reader(gguf.GGUFReader):

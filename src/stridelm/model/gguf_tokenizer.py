@@ -82,7 +82,7 @@ def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokeniz
 
     eos = special("eos")
     bos = special("bos")
-    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", False):
+    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, fields["tokenizer.ggml.bos_token_id"])]
         )

@@ -36,6 +36,11 @@ class Table:
     """So many blocks stay with the table, used or not."""
 
     @property
+    def capacity(self) -> int:
+        """Tokens that the table's blocks have room for."""
+        return len(self.blocks) * BLOCK_SIZE
+
+    @property
     def is_run(self) -> bool:
         """Whether the blocks lie one behind the other."""
         return all(later == earlier + 1 for earlier, later in pairwise(self.blocks))

@@ -101,8 +101,8 @@ class Shared:
 
     def __init__(self, linear: StoredLinear) -> None:
         self.linear = linear
-        self.input: torch.Tensor | None = None
-        self.output: torch.Tensor | None = None
+        # One attribute, read once and written once: models may be shared between threads.
+        self.latest: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Part:
@@ -113,14 +113,12 @@ class Part:
         self.first, self.last = first, last
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        shared = self.shared
-        output = shared.output
-        if output is None or shared.input is not x:
-            output = shared.output = shared.linear(x)
-            shared.input = x
+        shared, latest = self.shared, self.shared.latest
+        if latest is None or latest[0] is not x:
+            latest = shared.latest = (x, shared.linear(x))
         if self.last == shared.linear.out_features:
-            shared.input = shared.output = None
-        return output[..., self.first : self.last]
+            shared.latest = None
+        return latest[1][..., self.first : self.last]
 
 
 def _joined_weight(linears: list[nn.Linear]) -> torch.Tensor:

@@ -47,6 +47,11 @@ class Checkpoint:
     vocabulary: int
 
     @property
+    def is_float32(self) -> bool:
+        """Whether near-ties are rare enough for verified decoding to be called exact."""
+        return self.network.dtype == torch.float32
+
+    @property
     def description(self) -> str:
         """What a claim of exactness is with respect to."""
         dtype = str(self.network.dtype).removeprefix("torch.")
@@ -95,7 +100,16 @@ def _network(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except (ValueError, RuntimeError, KeyError, ImportError, AssertionError, ArithmeticError) as error:
+    except (
+        ValueError,
+        RuntimeError,
+        KeyError,
+        ImportError,
+        AssertionError,
+        ArithmeticError,
+        AttributeError,
+        TypeError,
+    ) as error:
         raise InputError(f"{name}: the weights cannot be put into a {config.model_type} model ({error})") from error
     network, report = loaded
     wrong = sorted(key for key, *_ in report["mismatched_keys"]) + sorted(report["missing_keys"])
@@ -143,7 +157,7 @@ def _read(name: str) -> Parts:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         model = read_gguf(path)
-        return model.config, model.weights, model.tokenizer, _ids(model.config.eos_token_id)
+        return model.config, model.weights, model.tokenizer, model.eos_ids
     return _read_folder(_from_hub(name))
 
 
@@ -185,7 +199,7 @@ def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or os.sep * 2 in name:
         raise InputError(unknown)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]))
@@ -194,6 +208,7 @@ def _from_hub(name: str) -> Path:
             f"{name!r} is not on this machine and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set): "
             "fetch it elsewhere and give its folder"
         ) from error
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    # A proxy, a broken connection, an unknown name: each library below the hub's client has errors of its own.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{unknown} (the hub said: {reason})") from error

@@ -1,25 +1,27 @@
 """Which models StrideLM can run: what their settings say, then a trial of our forward against the model's own."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from stridelm.layout import lay_out, make_block
-from stridelm.model.attention import NAME, Step, UnsupportedModel, layer_window
-from stridelm.model.forward import run_network
+from stridelm.model.attention import NAME, UnsupportedModel, layer_window
+from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
-_TRIAL_TOKENS = 6
+_TRIAL_STEPS = (0, 4, 5, 6)
+_TRIAL_TOKENS = _TRIAL_STEPS[-1]
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 
-def check_config(config: PreTrainedConfig) -> None:
+def check_config(whole: PreTrainedConfig) -> None:
     """Refuse, by name, what our attention would have to do otherwise."""
-    family = config.model_type
-    if getattr(config, "is_encoder_decoder", False):
+    family, config = whole.model_type, whole.get_text_config()
+    if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
     if unknown:
@@ -45,39 +47,42 @@ def _rotary_types(parameters: Any) -> set[str]:
 
 @torch.inference_mode()
 def own_logits(network: PreTrainedModel) -> torch.Tensor:
-    """What the model, as transformers made it, says to a few tokens."""
+    """What the model, as transformers made it, says after each of a few tokens."""
     network.set_attn_implementation("eager")
-    ids_1Q, positions_1Q = _trial(network)
-    return network(input_ids=ids_1Q, position_ids=positions_1Q, use_cache=False).logits[0].float()
+    ids = torch.tensor([_trial_ids(network)], device=network.device)
+    return network(input_ids=ids, use_cache=False).logits[0].float()
 
 
-@torch.inference_mode()
 def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
-    """Refuse a model that says something else through our attention, cache and layers."""
+    """Refuse a model that says something else through our attention, cache and layers.
+
+    The tokens come in three steps, several rows and then single ones: so positions, the cache and the choice of wanted
+    rows are on trial, too.
+    """
     config, family = network.config.get_text_config(), network.config.model_type
-    cache = KVCache(_TRIAL_TOKENS)
-    table = cache.open()
-    cache.append(table, _TRIAL_TOKENS)
-    step = Step(lay_out([make_block(0, _trial_ids(network))]), cache, [table], network.device, network.dtype)
-    ids_1Q, positions_1Q = _trial(network)
+    forward = TorchForward(network, KVCache(_TRIAL_TOKENS))
+    table, ids, actual = forward.cache.open(), _trial_ids(network), []
     try:
         network.set_attn_implementation(NAME)
-        actual = run_network(network, ids_1Q, positions_1Q, positions_1Q[0], step)
+        for start, end in pairwise(_TRIAL_STEPS):
+            actual += forward(lay_out([make_block(start, ids[start:end])]), [table])
+            forward.cache.keep(table, range(end - start))
     except UnsupportedModel:
         raise
-    except (ValueError, TypeError, KeyError) as error:
-        raise UnsupportedModel(f"{family} does not take an attention function from outside: {error}") from error
-    if len(step.windows) != config.num_hidden_layers:
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
+        raise UnsupportedModel(f"{family} does not run through StrideLM's attention: {error}") from error
+    if len(forward.windows) != config.num_hidden_layers:
         raise UnsupportedModel(
-            f"{family} has {config.num_hidden_layers} layers, but only {len(step.windows)} of them attend through "
+            f"{family} has {config.num_hidden_layers} layers, but only {len(forward.windows)} of them attend through "
             "transformers' attention interface: recurrent state or attention of a model's own is not supported"
         )
-    for layer, window in step.windows.items():
+    for layer, window in forward.windows.items():
         if window != layer_window(config, layer):
             raise UnsupportedModel(
                 f"{family} does not tell attention the sliding window of layer {layer}: not supported"
             )
-    apart = float((expected - actual).abs().max() / expected.abs().max())
+    compared = expected[[end - 1 for end in _TRIAL_STEPS[1:]]]
+    apart = float((compared - torch.cat(actual)).abs().max() / compared.abs().max())
     if not apart <= _TOLERANCE[network.dtype]:
         raise UnsupportedModel(
             f"{family} gives other logits through StrideLM's forward (relative difference {apart:.1e}): not supported"
@@ -87,8 +92,3 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
 def _trial_ids(network: PreTrainedModel) -> list[int]:
     vocabulary = network.config.get_text_config().vocab_size
     return [token % vocabulary for token in range(1, _TRIAL_TOKENS + 1)]
-
-
-def _trial(network: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.tensor([_trial_ids(network)], device=network.device)
-    return ids, torch.arange(_TRIAL_TOKENS, device=network.device)[None]
