@@ -58,6 +58,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python bench/plain.py --json bench/results/plain.json --readme README.md
+	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:
 	rm -rf $(VENV)

@@ -26,7 +26,7 @@ SETTINGS = {
 def test_decoders_agree_with_plain_decoding_on_the_cpu(
     family: str, setting: str, tiny_folder: Callable[..., Path]
 ) -> None:
-    folder, draft = str(tiny_folder(family)), str(tiny_folder("llama", seed=1))
+    folder, draft = str(tiny_folder(family)), str(tiny_folder(family, seed=1))
     prompts = ["abcabcabcabd abcabc", "The quick brown fox", "x"]
     on_cpu, on_gpu = (
         stridelm.load(folder, draft_model=draft, settings=LoadSettings(device=device, cache_tokens=4096))
