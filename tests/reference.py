@@ -75,6 +75,8 @@ def kept(scores: np.ndarray, params: SamplingParams, slack: float) -> np.ndarray
     if 0 < params.top_k < len(scores):
         least, below = np.sort(scores)[::-1][params.top_k - 1 : params.top_k + 1]
         scores = np.where(scores >= (least - slack if slack >= 0 else max(least, below - slack)), scores, -np.inf)
+    if np.isneginf(scores.max()):  # the border runs through equal scores: nothing is certain to be inside
+        return scores
     if params.top_p < 1:
         order = np.argsort(-scores, kind="stable")
         before = np.concatenate([[0.0], np.cumsum(softmax(scores)[order])[:-1]])
