@@ -9,12 +9,16 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: tests never reach out
 
 import torch
+from hypothesis import settings
 
 from stridelm.api import LanguageModel
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, save_tiny
 
+# The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 
 TinyFolder = Callable[..., Path]
@@ -57,7 +61,12 @@ def builtin(builtin_checkpoint: Checkpoint) -> Iterator[Checkpoint]:
     """The built-in model, with two threads while a test uses it."""
     torch.set_num_threads(2)
     yield builtin_checkpoint
-    torch.set_num_threads(1)
+    # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
+
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+torch.set_num_threads(1)
 
 
 @pytest.fixture

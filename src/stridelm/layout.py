@@ -44,6 +44,8 @@ def lineage(parents: Items[int]) -> tuple[np.ndarray, np.ndarray]:
     ancestors. So a prompt of a thousand rows takes ten rounds and no loop over rows.
     """
     count = len(parents)
+    if all(parent == row - 1 for row, parent in enumerate(parents)):
+        return np.tri(count, dtype=bool), np.arange(count)  # a chain: plain decoding and prompts
     # Row `count` stands for the prefix: its own parent, without ancestors.
     jump = np.append(np.asarray(parents, dtype=np.int64), ROOT)
     jump[jump == ROOT] = count

@@ -39,11 +39,12 @@ def draw(
 ) -> int:
     """The token at position len(before)."""
     scores_V = penalise(logits_V.float(), params, before, prompt_length)
-    if scores_V.max() == -torch.inf:
+    best = int(scores_V.argmax())
+    if scores_V[best] == -torch.inf:
         raise InputError("logit_bias bans every token: leave at least one")
     if params.temperature == 0:
-        return int(scores_V.argmax())
-    scores_V = keep_likely((scores_V - scores_V.max()) / params.temperature, params)
+        return best
+    scores_V = keep_likely((scores_V - scores_V[best]) / params.temperature, params)
     noise_V = gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
     return int((scores_V.double() + noise_V).argmax())
 
@@ -88,8 +89,7 @@ def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def confidence(logits_WV: torch.Tensor, tokens: Items[int]) -> tuple[float, ...]:
     """The model's own probability of each row's token: no temperature, filter or penalty."""
     token_W1 = torch.tensor(tokens, device=logits_WV.device).unsqueeze(1)
-    chosen_W = logits_WV[: len(tokens)].gather(1, token_W1).squeeze(1)
-    return tuple((chosen_W - logits_WV[: len(tokens)].logsumexp(dim=-1)).exp().tolist())
+    return tuple(logits_WV.log_softmax(dim=-1).gather(1, token_W1).squeeze(1).exp().tolist())
 
 
 def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.device | str = "cpu") -> torch.Tensor:

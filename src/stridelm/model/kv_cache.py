@@ -92,18 +92,13 @@ class KVCache:
         table.step_rows = rows
         return self.slots(table, table.length, end)
 
-    @torch.inference_mode()
     def keep(self, table: Table, path: Items[int]) -> None:
         """End a step: keep the rows `path` (rising) of it as the next tokens, forget the others."""
         assert all(row < table.step_rows for row in path)
         moved = [(to, row) for to, row in enumerate(path) if row != to]
         if moved:
             slots = self.slots(table, table.length, table.length + table.step_rows)
-            target, source = (torch.from_numpy(slots[list(side)]) for side in zip(*moved, strict=True))
-            for keys, values in self.layers.values():
-                to, of = target.to(keys.device), source.to(keys.device)
-                keys[:, to] = keys[:, of]
-                values[:, to] = values[:, of]
+            self._move(*(torch.from_numpy(slots[list(side)]) for side in zip(*moved, strict=True)))
         self.truncate(table, table.length + len(path), kept_in_step=len(path))
 
     def truncate(self, table: Table, length: int, *, kept_in_step: int = 0) -> None:
@@ -189,6 +184,14 @@ class KVCache:
             taken = free[first : first + count]
         self.references[taken] = 1
         return taken.tolist()
+
+    @torch.inference_mode()
+    def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy the content of some slots to others, in all layers."""
+        for keys, values in self.layers.values():
+            to, of = target.to(keys.device), source.to(keys.device)
+            keys[:, to] = keys[:, of]
+            values[:, to] = values[:, of]
 
     @torch.inference_mode()
     def _copy_block(self, table: Table, index: int) -> None:
