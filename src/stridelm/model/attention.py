@@ -35,11 +35,13 @@ class Step:
     def __init__(
         self, rows: Rows, cache: KVCache, tables: list[Table], device: torch.device, dtype: torch.dtype
     ) -> None:
+        """Makes room for the rows in the cache."""
         self.rows = rows
         self.cache = cache
         self.device = device
         self.dtype = dtype
-        written = [cache.slots(table, table.length, table.length + table.step_rows) for table in tables]
+        counts = (segment.stop - segment.start for segment in rows.segments)
+        written = [cache.append(table, count) for table, count in zip(tables, counts, strict=True)]
         self.write_slots_Q = torch.cat([torch.from_numpy(slots) for slots in written]).to(device)
         self.read_slots = [
             slots if isinstance(slots, slice) else torch.from_numpy(slots).to(device)
@@ -48,15 +50,6 @@ class Step:
         self.windows: dict[int, int | None] = {}
         """Layer -> the window that the layer asked for; filled as the layers run."""
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
-        self._rotary: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def rotary(self, embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine to turn heads by, Q x 1 x D, the sine signed for `x cos + rolled x sin`; made once a step."""
-        if self._rotary is None:
-            cosine_QD, sine_QD = embeddings[0][0], embeddings[1][0].clone()
-            sine_QD[:, : sine_QD.shape[1] // 2].neg_()
-            self._rotary = cosine_QD.unsqueeze(1), sine_QD.unsqueeze(1)
-        return self._rotary
 
     def mask(self, block: int, window: int | None) -> torch.Tensor | None:
         """Added to the scores of a block: 0 where a row sees, -inf where it does not; made once for all layers."""

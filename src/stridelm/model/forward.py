@@ -17,6 +17,8 @@ class TorchForward:
     def __init__(self, network: PreTrainedModel, cache: KVCache) -> None:
         self.network = network
         self.cache = cache
+        # Models of replaced layers skip transformers' own way around them.
+        self._run = run_llama if has_llama_layers(network) else _run_transformers
         self.windows: dict[int, int | None] = {}
         """Layer -> the sliding window that it asked for in the latest step."""
 
@@ -25,22 +27,18 @@ class TorchForward:
         """Append the rows to the cache and return, per block, the logits of its wanted rows."""
         assert not rows.kinds_Q.any(), f"{RowKind.MASK!r} rows need an adapter"
         device, dtype = self.network.device, self.network.dtype
-        for table, segment in zip(tables, rows.segments, strict=True):
-            self.cache.append(table, segment.stop - segment.start)
         step = Step(rows, self.cache, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
-        logits_WV = run_network(self.network, ids_1Q, positions_1Q, torch.from_numpy(rows.wanted_W).to(device), step)
+        logits_WV = self._run(self.network, ids_1Q, positions_1Q, torch.from_numpy(rows.wanted_W).to(device), step)
         self.windows = step.windows
         assert len(logits_WV) == len(rows.wanted_W), "the model gave logits for other rows than were asked for"
         return [logits_WV[segment] for segment in rows.wanted_segments]
 
 
-def run_network(
+def _run_transformers(
     network: PreTrainedModel, ids_1Q: torch.Tensor, positions_1Q: torch.Tensor, wanted_W: torch.Tensor, step: Step
 ) -> torch.Tensor:
-    """The logits of the wanted rows. Models of replaced layers skip transformers' own way around them."""
-    if has_llama_layers(network):
-        return run_llama(network, ids_1Q, positions_1Q, wanted_W, step)
+    """The logits of the wanted rows."""
     output = network(
         input_ids=ids_1Q, position_ids=positions_1Q, logits_to_keep=wanted_W, use_cache=False, stride_step=step
     )

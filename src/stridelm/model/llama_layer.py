@@ -45,10 +45,14 @@ def run_llama(
     """Embedding, layers, norm and head, without what transformers does around them; logits of the wanted rows."""
     decoder = network.base_model
     hidden_1QC = decoder.embed_tokens(ids_1Q)
-    rotary = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
+    cosine_1QD, sine_1QD = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
+    # Signed for `x cos + rolled x sin`.
+    sine_1QD = torch.cat([-sine_1QD[..., : sine_1QD.shape[-1] // 2], sine_1QD[..., sine_1QD.shape[-1] // 2 :]], dim=-1)
+    cosine_Q1D, sine_Q1D = cosine_1QD[0].unsqueeze(1), sine_1QD[0].unsqueeze(1)
+    hidden_QC = hidden_1QC[0]
     for layer in decoder.layers:
-        hidden_1QC = layer.forward(hidden_1QC, rotary, step)
-    return network.lm_head(decoder.norm(hidden_1QC[0, wanted_W]))
+        hidden_QC = layer.forward(hidden_QC, cosine_Q1D, sine_Q1D, step)
+    return network.lm_head(decoder.norm(hidden_QC[wanted_W]))
 
 
 class LlamaLayer(nn.Module):
@@ -72,15 +76,14 @@ class LlamaLayer(nn.Module):
 
     def forward(
         self,
-        hidden_1QC: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        hidden_QC: torch.Tensor,
+        cosine_Q1D: torch.Tensor,
+        sine_Q1D: torch.Tensor,
         step: Step,
     ) -> torch.Tensor:
-        hidden_QC = hidden_1QC[0]
         heads, key_heads = self.query_heads, self.key_heads
         products = self.query_key_value(self.norm_before_attention(hidden_QC))
         products_QXD = products.view(len(hidden_QC), heads + 2 * key_heads, self.head_size)
-        cosine_Q1D, sine_Q1D = step.rotary(position_embeddings)
         plain_QXD = products_QXD[:, : heads + key_heads]
         turned_XQD = torch.addcmul(plain_QXD * cosine_Q1D, plain_QXD.roll(self.head_size // 2, -1), sine_Q1D).transpose(
             0, 1
@@ -96,7 +99,7 @@ class LlamaLayer(nn.Module):
         )
         hidden_QC = hidden_QC + self.attention_output(attended_QHD.reshape(len(hidden_QC), -1))
         gate, up = self.gate_up(self.norm_before_mlp(hidden_QC)).chunk(2, dim=-1)
-        return hidden_QC.add_(self.down(functional.silu(gate).mul_(up)))[None]
+        return hidden_QC.add_(self.down(functional.silu(gate).mul_(up)))
 
 
 class _Norm:
