@@ -1,5 +1,6 @@
 """From a name, a folder, a hub id or a GGUF file to a model that is ready to run."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from stridelm.types import InputError
 
 logging.disable_progress_bar()  # transformers would draw one for weights that are in memory already
 
+_FINGERPRINT_VALUES = 128
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,6 +47,8 @@ class Checkpoint:
     eos_ids: frozenset[int]
     context_length: int
     vocabulary: int
+    fingerprint: str
+    """Of the weights as stored, whatever precision they run in: what an adapter was trained on."""
 
     @property
     def is_float32(self) -> bool:
@@ -58,16 +62,19 @@ class Checkpoint:
         return f"{self.name} in {dtype} on {self.network.device.type}, one token at a time"
 
 
-def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
+def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = False) -> Checkpoint:
+    """`trainable` keeps transformers' own layers, through which gradients flow; otherwise faster ones take over."""
     device, dtype = _device(settings.device), _DTYPES[settings.dtype]
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
     check_config(config)
     network = _network(name, config, weights, dtype).to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    weights_fingerprint = fingerprint(weights)
     del weights
     expected = own_logits(network)
-    if storage := best_storage(device, dtype):
+    storage = None if trainable else best_storage(device, dtype)
+    if storage is not None:
         fuse_layers(network, storage)
         store_linears(network, storage)
     check_logits(network, expected)
@@ -79,7 +86,20 @@ def load_checkpoint(name: str, settings: LoadSettings) -> Checkpoint:
         eos_ids=eos_ids,
         context_length=int(text_config.max_position_embeddings),
         vocabulary=int(text_config.vocab_size),
+        fingerprint=weights_fingerprint,
     )
+
+
+def fingerprint(weights: dict[str, torch.Tensor]) -> str:
+    """A digest of every tensor's name, shape and some hundred of its values, as float32: the same whether a model is
+    stored as float32 or, without loss, as bfloat16; another after any training."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        values = weight.flatten()
+        picked = values[:: max(1, len(values) // _FINGERPRINT_VALUES)].float().contiguous()
+        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        digest.update(picked.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _network(
