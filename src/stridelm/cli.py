@@ -12,6 +12,7 @@ import typer
 import stridelm
 from stridelm.cli_options import with_settings
 from stridelm.settings import AUTO, DECODERS, DEFAULT_K, DEFAULT_MODEL, LoadSettings
+from stridelm.train.settings import PlaceSettings, TrainSettings
 from stridelm.types import InputError, SamplingParams
 
 app = typer.Typer(
@@ -62,7 +63,10 @@ def generate(
         str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option("--adapter", help="A converted model's adapter (not in this version).")
+        str | None,
+        typer.Option(
+            "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
+        ),
     ] = None,
     decoder: Annotated[str, typer.Option("--decoder", help=_DECODER_HELP + ".")] = AUTO,
     k: Annotated[int | None, typer.Option("--k", help=_K_HELP)] = None,
@@ -82,12 +86,65 @@ def generate(
     """
     from stridelm import generate_command
 
-    if adapter is not None:
-        raise InputError("--adapter: this version cannot load adapters yet; leave it out")
     generate_command.run(
         generate_command.Request(
-            prompt, prompts, model, draft_model, decoder, k, sampling, raw, race, json, batch, load
+            prompt, prompts, model, adapter, draft_model, decoder, k, sampling, raw, race, json, batch, load
         )
+    )
+
+
+@app.command()
+@with_settings
+def train(
+    out: Annotated[Path, typer.Option("--out", help="The folder to make: adapter, model card and record of the run.")],
+    model: Model = DEFAULT_MODEL,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="JSON lines with `messages`, `prompt` or `question`, or text, one a line."),
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option("--rollouts", help="Where the model's answers are kept, to be used again; default OUT/rollouts."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds.")] = False,
+    settings: TrainSettings = TrainSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Convert a model: teach it to propose several tokens per pass. Its own answers do not change.
+
+    \b
+    stridelm train --model smollm2 --out runs/mine                 # no data: the model prompts itself
+    stridelm train --model Qwen/Qwen3-4B --prompts my_domain.jsonl --out runs/qwen
+    """
+    from stridelm import train_command
+
+    train_command.run(train_command.Request(model, prompts, out, rollouts, resume, settings))
+
+
+@app.command()
+@with_settings
+def acceptance(
+    prompts: Annotated[Path, typer.Option("--prompts", help="As for train; lines may carry a `category`.")],
+    model: Model = DEFAULT_MODEL,
+    adapter: Annotated[
+        Path | None, typer.Option("--adapter", help="The adapter's folder; default: the built-in model's own.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 200,
+    batch: Annotated[int, typer.Option("--batch", help="Answers written at once.")] = 32,
+    sequential_head: Annotated[
+        bool, typer.Option("--sequential-head/--no-sequential-head", help="With or without the sequential head.")
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    place: PlaceSettings = PlaceSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Measure a conversion: tokens per forward and acceptance by depth, whatever the machine.
+
+    \b
+    stridelm acceptance --model smollm2 --prompts questions.jsonl
+    """
+    from stridelm import acceptance_command
+
+    acceptance_command.run(
+        acceptance_command.Request(model, adapter, prompts, max_tokens, batch, sequential_head, json, place)
     )
 
 

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import track
 
 import stridelm
-from stridelm.api import LanguageModel, Prompt
+from stridelm.api import LanguageModel, Prompt, adapter_folder
+from stridelm.prompts import PromptLine, read_prompts
 from stridelm.race import run_race
-from stridelm.settings import LoadSettings, choose_decoder
+from stridelm.settings import LARGEST_K, LoadSettings, choose_decoder
 from stridelm.types import InputError, Result, SamplingParams
 
 _STRIDE_STYLES = ("bold", "cyan")
@@ -26,6 +27,7 @@ class Request:
     prompt: str | None
     prompts: Path | None
     model: str
+    adapter: str | None
     draft_model: str | None
     decoder: str
     k: int | None
@@ -44,17 +46,19 @@ def run(request: Request) -> None:
         raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
     if request.batch != 1 and request.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
-    choose_decoder(request.decoder, request.k, has_draft=request.draft_model is not None)
+    # Which k the adapter takes is not known before it is loaded.
+    adapter_k = LARGEST_K if adapter_folder(request.model, request.adapter) else 0
+    choose_decoder(request.decoder, request.k, has_draft=request.draft_model is not None, adapter_k=adapter_k)
     if request.prompts is not None:
-        prompts = read_prompts(request.prompts)
-        _answer_all(_load(request), prompts, request)
+        lines = read_prompts(request.prompts)
+        _answer_all(_load(request), lines, request)
     else:
         prompt = _one_prompt(request)
         _answer(_load(request), prompt, request)
 
 
 def _load(request: Request) -> LanguageModel:
-    return stridelm.load(request.model, draft_model=request.draft_model, settings=request.load)
+    return stridelm.load(request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load)
 
 
 def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
@@ -64,32 +68,6 @@ def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
         print(json.dumps(as_json(model.generate(prompt, **_arguments(request)))))
     else:
         _stream(model, prompt, request)
-
-
-def read_prompts(file: Path) -> dict[str, Prompt]:
-    """JSON lines with `prompt` or `messages`, by the place where each stands; blank lines are passed over."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    places = {f"{file}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
-    prompts = {place: _parse_prompt(place, line) for place, line in places.items()}
-    if not prompts:
-        raise InputError(f"{file}: no prompts in it")
-    return prompts
-
-
-def _parse_prompt(where: str, line: str) -> Prompt:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({error})") from error
-    match entry:
-        case {"messages": list(messages)}:
-            return messages
-        case {"prompt": str(prompt)} if prompt.strip():
-            return prompt
-    raise InputError(f'{where}: needs a non-empty "prompt" (text) or "messages" (a list)')
 
 
 def _one_prompt(request: Request) -> str:
@@ -119,15 +97,15 @@ def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
     Console(stderr=True, highlight=False).out(summary(answer.result()), style="dim")
 
 
-def _answer_all(model: LanguageModel, prompts: dict[str, Prompt], request: Request) -> None:
+def _answer_all(model: LanguageModel, lines: list[PromptLine], request: Request) -> None:
     # Look at every prompt first: a bad one in the middle must not cost the answers before it.
-    for place, prompt in prompts.items():
+    for line in lines:
         try:
-            model.stream(prompt, **_arguments(request)).close()
+            model.stream(line.prompt, **_arguments(request)).close()
         except InputError as error:
-            raise InputError(f"{place}: {error}") from error
-    in_order = list(prompts.values())
-    parts = [in_order[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
+            raise InputError(f"{line.place}: {error}") from error
+    prompts = [line.prompt for line in lines]
+    parts = [prompts[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
     progress = Console(stderr=True)
     for part in track(parts, "Answering", console=progress, disable=not progress.is_terminal, transient=True):
         for prompt, result in zip(part, model.generate(part, **_arguments(request)), strict=True):  # type: ignore[call-overload]

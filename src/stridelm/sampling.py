@@ -96,9 +96,21 @@ def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.de
     """Standard Gumbel noise for token ids 0 .. size - 1: SplitMix64 with the token id as its counter."""
     key = _mix(_mix(_mix(seed) + choice) + position)
     counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=device)
-    bits_V = _mix_tensor(counter_V * _signed(_GOLDEN) + _signed(key))
-    uniform_V = ((bits_V >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
-    return -(-uniform_V.log()).log()
+    return _gumbel_of(_mix_tensor(counter_V * _signed(_GOLDEN) + _signed(key)))
+
+
+def gumbel_rows(seeds_B: torch.Tensor, positions_B: torch.Tensor, size: int) -> torch.Tensor:
+    """`gumbel` for many rows at once (int64, seeds below 2**63, choice 0): B x size."""
+    key_B = seeds_B
+    for part in (0, 0, positions_B):  # seed, choice, position
+        key_B = _mix_tensor(key_B + part + _signed(_GOLDEN))
+    counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=seeds_B.device)
+    return _gumbel_of(_mix_tensor(counter_V * _signed(_GOLDEN) + key_B[:, None]))
+
+
+def _gumbel_of(bits: torch.Tensor) -> torch.Tensor:
+    uniform = ((bits >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
 
 
 def _mix(word: int) -> int:

@@ -8,7 +8,7 @@ Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of o
 D head size.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -27,6 +27,25 @@ _HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions",
 
 class UnsupportedModel(InputError):
     """The model does something that our attention does not do."""
+
+
+class Pass(Protocol):
+    """What attention means for the rows of one pass: a decoding step, or one of those in stridelm.model.passes."""
+
+    def attend(
+        self,
+        layer: int,
+        query_HQD: torch.Tensor,
+        key_GQD: torch.Tensor,
+        value_GQD: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Q x H x D."""
+        ...
 
 
 class Step:
@@ -60,6 +79,9 @@ class Step:
             self._masks[key] = None if sees is None else self._additive(sees)
         return self._masks[key]
 
+    def attend(self, layer: int, *rows: torch.Tensor, **how: Any) -> torch.Tensor:
+        return attend_rows(self, layer, *rows, **how)
+
     def _additive(self, sees: Any) -> torch.Tensor:
         mask = torch.zeros(sees.shape, dtype=self.dtype)
         return mask.masked_fill_(torch.from_numpy(~sees), -torch.inf).to(self.device)
@@ -72,7 +94,7 @@ def attend(
     value_1GQD: torch.Tensor,
     attention_mask: torch.Tensor | None,  # noqa: ARG001
     *,
-    stride_step: Step | None = None,
+    stride_step: Pass | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -90,8 +112,7 @@ def attend(
         raise UnsupportedModel(f"{family} asks attention for {what}, which StrideLM does not do")
     if key_1GQD.shape[2] != query_1HQD.shape[2]:
         raise UnsupportedModel(f"{family} reads the keys of another layer, which StrideLM does not do")
-    output_QHD = attend_rows(
-        stride_step,
+    output_QHD = stride_step.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query_1HQD[0],
         key_1GQD[0],

@@ -35,6 +35,12 @@ def builtin_folder() -> Path:
     return cache_folder() / FOLDER
 
 
+def builtin_adapter() -> Path | None:
+    """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
+    folder = Path(__file__).parent.parent / "adapters" / NAME
+    return folder if (folder / "adapter.json").is_file() else None
+
+
 def ensure_builtin() -> Path:
     """The built-in model's folder; fetches and converts the model when it is not there yet.
 

@@ -1,0 +1,142 @@
+"""`stridelm acceptance`: how good a conversion is, independent of the machine."""
+
+import json as jsonlib
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stridelm.api import LanguageModel
+from stridelm.engine.rollout import Prompt, RolloutEngine
+from stridelm.model import builtin
+from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.student import Student
+from stridelm.prompts import PromptLine, read_prompts
+from stridelm.settings import LoadSettings
+from stridelm.train.acceptance import Measure, Tally, total
+from stridelm.train.display import Display
+from stridelm.train.rollouts import Text
+from stridelm.train.settings import PlaceSettings
+from stridelm.types import InputError
+
+_LARGEST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    model: str
+    adapter: Path | None
+    prompts: Path
+    max_tokens: int
+    batch: int
+    sequential_head: bool
+    json: bool
+    place: PlaceSettings
+
+
+def run(request: Request) -> None:
+    if not 2 <= request.max_tokens <= 2**20:
+        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
+    if not 1 <= request.batch <= _LARGEST_BATCH:
+        raise InputError(f"--batch must be between 1 and {_LARGEST_BATCH}, not {request.batch}")
+    lines = read_prompts(request.prompts)
+    folder = request.adapter or (builtin.builtin_adapter() if request.model == builtin.NAME else None)
+    if folder is None:
+        raise InputError(f"{request.model} has no adapter of its own: name one with --adapter")
+    adapter = load_adapter(folder)
+    checkpoint = load_checkpoint(request.model, LoadSettings(**asdict(request.place)), trainable=True)
+    check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
+    student = Student.of(checkpoint.network, adapter)
+    with Display() as display:
+        texts = _answers(checkpoint, lines, request, display)
+        measure = Measure(checkpoint.network, student, with_sequential=request.sequential_head)
+        tallies: dict[int, Tally] = {}
+        numbers = {id(text): number for number, text in texts.items()}
+        for text, tally in measure(texts.values()):
+            tallies[numbers[id(text)]] = tally
+            display.report("walking", len(tallies), len(texts))
+    by_category: dict[str, list[Tally]] = defaultdict(list)
+    for number, tally in sorted(tallies.items()):
+        if (category := lines[number].category) is not None:
+            by_category[category].append(tally)
+    whole = total(tallies.values())
+    categories = {category: total(part) for category, part in by_category.items()}
+    if request.json:
+        print(jsonlib.dumps(_as_json(whole, categories, request)))
+    else:
+        _print(whole, categories)
+
+
+def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, display: Display) -> dict[int, Text]:
+    """The base model's own greedy answers, by the prompts' numbers."""
+    encoder = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=16))
+    prompts: list[Prompt] = []
+    for line in lines:
+        try:
+            tokens = encoder.encode(line.prompt)
+        except InputError as error:
+            raise InputError(f"{line.place}: {error}") from error
+        prompts.append(Prompt(tuple(tokens), min(request.max_tokens, checkpoint.context_length - len(tokens))))
+    # Prompts of like length together: a long one among short ones would make all of them wide.
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    texts: dict[int, Text] = {}
+    for start in range(0, len(order), request.batch):
+        part = order[start : start + request.batch]
+        width = max(len(prompts[number].tokens) + prompts[number].max_tokens for number in part)
+        engine = RolloutEngine(checkpoint, len(part), width)
+        for place, answer in engine.run(prompts[number] for number in part):
+            prompt = prompts[part[place]].tokens
+            texts[part[place]] = Text(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
+            display.report("answering", len(texts), len(prompts))
+    return texts
+
+
+def _as_json(whole: Tally, categories: dict[str, Tally], request: Request) -> dict[str, Any]:
+    entry = {
+        "model": request.model,
+        "adapter": str(request.adapter) if request.adapter else None,
+        "prompts": str(request.prompts),
+        "max_tokens": request.max_tokens,
+        "sequential_head": request.sequential_head,
+        **_counts(whole),
+    }
+    if categories:
+        entry["mean_over_categories"] = round(_mean(categories), 4)
+        entry["categories"] = {name: _counts(tally) for name, tally in categories.items()}
+    entry["context"] = {
+        f"<={border}": {"tokens": tokens, "forwards": forwards, "tokens_per_forward": round(tokens / forwards, 4)}
+        for border, (tokens, forwards) in sorted(whole.by_context.items())
+    }
+    return entry
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    return {
+        "prompts_measured": tally.texts,
+        "tokens": tally.tokens,
+        "forwards": tally.forwards,
+        "tokens_per_forward": round(tally.tokens_per_forward, 4),
+        "acceptance_by_depth": [round(rate, 4) for rate in tally.acceptance],
+    }
+
+
+def _mean(categories: dict[str, Tally]) -> float:
+    return sum(tally.tokens_per_forward for tally in categories.values()) / len(categories)
+
+
+def _print(whole: Tally, categories: dict[str, Tally]) -> None:
+    width = max(len(name) for name in ("mean over categories", *categories))
+    print(f"{'':<{width}}  tokens_per_forward  acceptance by depth")
+    for name, tally in {**categories, "all": whole}.items():
+        rates = " ".join(f"{rate:.2f}" for rate in tally.acceptance)
+        print(f"{name:<{width}}  {tally.tokens_per_forward:>18.3f}  {rates}")
+    if categories:
+        print(f"{'mean over categories':<{width}}  {_mean(categories):>18.3f}")
+    print("\ncontext  tokens_per_forward  tokens")
+    for border, (tokens, forwards) in sorted(whole.by_context.items()):
+        print(f"<={border:<5}  {tokens / forwards:>18.3f}  {tokens}")

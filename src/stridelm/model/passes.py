@@ -1,0 +1,209 @@
+"""Passes over many texts at once, through a model as transformers made it: for training, measuring and rollouts.
+
+Two of them make a training step. The text pass runs the real rows, without gradients: it is the teacher, and leaves its
+keys and values behind. The chain pass runs the mask rows, which read them: it is the student.
+
+    text      t0 t1 t2 t3 t4 t5       columns of a chain row: its own chain's masks first, then the text
+    chain at t1:  m1 m2 m3            m2 sees    m1 m2 .    # # . . . .
+    chain at t3:  m1 m2 m3            m2 sees    m1 m2 .    # # # # . .
+
+The rule is that of stridelm.layout: a row sees its ancestors. Rows are handed to the model as one long line, so that its
+layers see the same shape whatever the lengths of the texts are; attention folds the line back into texts.
+
+Shape letters: B texts, T tokens of a text, A anchors of a text, K masks of a chain, M = A x K mask rows of a text,
+H query heads, G key-value heads, D head size, Q = all rows of the pass.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+
+class TextPass:
+    """B texts of T tokens, padded behind: every token sees those before it. Keeps the keys and values of all layers."""
+
+    def __init__(self, texts: int, width: int) -> None:
+        self.texts = texts
+        self.width = width
+        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query_HQD: torch.Tensor,
+        key_GQD: torch.Tensor,
+        value_GQD: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        query, key, value = (_fold(rows, self.texts) for rows in (query_HQD, key_GQD, value_GQD))
+        self.layers[layer] = key, value
+        if softcap is None and sinks_H is None and (window is None or window >= self.width):
+            output = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
+            )
+            return _unfold(output)
+        behind_TT = torch.arange(self.width, device=query.device)
+        behind_TT = behind_TT[:, None] - behind_TT[None, :]
+        sees_TT = (behind_TT >= 0) & (behind_TT < (window or self.width))
+        return _unfold(attend_dense(query, key, value, sees_TT, scaling, softcap, sinks_H))
+
+
+class ChainPass:
+    """Chains of K masks off the anchors of the texts of a text pass. Row order: text, anchor, depth."""
+
+    def __init__(self, texts: TextPass, anchors_BA: torch.Tensor, masks: int) -> None:
+        self.texts = texts
+        self.anchors_BA = anchors_BA
+        self.masks = masks
+        self._seen: dict[int | None, Any] = {}
+
+    @property
+    def positions_BAK(self) -> torch.Tensor:
+        """A mask stands where the token that it does not know will stand."""
+        return self.anchors_BA[..., None] + torch.arange(1, self.masks + 1, device=self.anchors_BA.device)
+
+    def attend(
+        self,
+        layer: int,
+        query_HQD: torch.Tensor,
+        key_GQD: torch.Tensor,
+        value_GQD: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        query, own_key, own_value = (_fold(rows, self.texts.texts) for rows in (query_HQD, key_GQD, value_GQD))
+        text_key, text_value = self.texts.layers[layer]
+        # Block-sparse attention is compiled for one shape: worth it in training, not for a measurement in between.
+        if query.is_cuda and torch.is_grad_enabled() and softcap is None and sinks_H is None:
+            key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
+            if window not in self._seen:
+                self._seen[window] = self._block_mask(window)
+            return _unfold(_flex()(query, key, value, block_mask=self._seen[window], scale=scaling, enable_gqa=True))
+        if window not in self._seen:
+            self._seen[window] = self._split_mask(window)
+        keys, values = (text_key, own_key), (text_value, own_value)
+        return _unfold(_attend_split(query, keys, values, self._seen[window], self.masks, scaling, softcap, sinks_H))
+
+    def rule(self, window: int | None) -> Callable[..., torch.Tensor]:
+        """Whether a row sees a column, for tensors of indices (text, head, row, column)."""
+        anchors_BA, masks = self.anchors_BA, self.masks
+        rows = anchors_BA.shape[1] * masks
+
+        def sees(text: torch.Tensor, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+            anchor, depth = anchors_BA[text, row // masks], row % masks
+            place = column - rows
+            own = (column < rows) & (column // masks == row // masks) & (column <= row)
+            before = (column >= rows) & (place <= anchor)
+            if window is None:
+                return own | before
+            return (own & (row - column < window)) | (before & (anchor + 1 + depth - place < window))
+
+        return sees
+
+    def _split_mask(self, window: int | None) -> torch.Tensor:
+        """B x M x (T + K): what a row sees of its text, then of its own chain."""
+        texts, anchors = self.anchors_BA.shape
+        index = [torch.arange(size, device=self.anchors_BA.device) for size in (texts, anchors * self.masks)]
+        text, row = torch.meshgrid(*index, indexing="ij")
+        rule, head = self.rule(window), torch.zeros((), dtype=torch.int64)
+        of_text = torch.arange(self.texts.width, device=row.device) + anchors * self.masks
+        of_chain = (row // self.masks * self.masks)[..., None] + torch.arange(self.masks, device=row.device)
+        columns = torch.cat([of_text.expand(texts, len(index[1]), -1), of_chain], dim=-1)
+        return rule(text[..., None], head, row[..., None], columns)
+
+    def _block_mask(self, window: int | None) -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        texts, anchors = self.anchors_BA.shape
+        rows = anchors * self.masks
+        return create_block_mask(
+            self.rule(window), texts, None, rows, rows + self.texts.width, device=str(self.anchors_BA.device)
+        )
+
+
+@cache
+def _flex() -> Any:
+    """Block-sparse attention, compiled once per shape. Imported here: it costs a second that decoding should not pay."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def attend_dense(
+    query_BHqD: torch.Tensor,
+    key_BGTD: torch.Tensor,
+    value_BGTD: torch.Tensor,
+    sees: torch.Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention over a boolean mask that broadcasts to B x H x q x T."""
+    heads, groups = query_BHqD.shape[1], key_BGTD.shape[1]
+    if softcap is None and sinks_H is None:
+        return functional.scaled_dot_product_attention(
+            query_BHqD, key_BGTD, value_BGTD, attn_mask=sees, scale=scaling, enable_gqa=heads != groups
+        )
+    key_BHTD, value_BHTD = (part.repeat_interleave(heads // groups, dim=1) for part in (key_BGTD, value_BGTD))
+    scores = (query_BHqD @ key_BHTD.transpose(2, 3)).float() * (scaling or query_BHqD.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~sees, -torch.inf)
+    if sinks_H is not None:
+        sinks = sinks_H.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key_BHTD.shape[2]].to(value_BHTD.dtype)
+    return weights @ value_BHTD
+
+
+def _attend_split(
+    query_BHMD: torch.Tensor,
+    keys: tuple[torch.Tensor, torch.Tensor],
+    values: tuple[torch.Tensor, torch.Tensor],
+    sees_BMS: torch.Tensor,
+    masks: int,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """Chains' attention written out: to the text (keys[0]) and to the own chain (keys[1]), under one softmax."""
+    texts, heads, rows, size = query_BHMD.shape
+    groups, width = keys[0].shape[1:3]
+    query = query_BHMD.reshape(texts, groups, heads // groups, rows, size)
+    own_key, own_value = (part.reshape(texts, groups, -1, masks, size) for part in (keys[1], values[1]))
+    to_text = torch.einsum("bgrmd,bgtd->bgrmt", query, keys[0])
+    chained = query.unflatten(3, (-1, masks))
+    to_chain = torch.einsum("bgrakd,bgald->bgrakl", chained, own_key).flatten(3, 4)
+    scores = torch.cat([to_text, to_chain], dim=-1).float() * (scaling or size**-0.5)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~sees_BMS[:, None, None], -torch.inf)
+    if sinks_H is not None:
+        sinks = sinks_H.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:4], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1).to(values[0].dtype)
+    of_text = torch.einsum("bgrmt,bgtd->bgrmd", weights[..., :width], values[0])
+    chain_weights = weights[..., width : width + masks].unflatten(3, (-1, masks))
+    of_chain = torch.einsum("bgrakl,bgald->bgrakd", chain_weights, own_value).flatten(3, 4)
+    return (of_text + of_chain).reshape(texts, heads, rows, -1)
+
+
+def _fold(rows_HQD: torch.Tensor, texts: int) -> torch.Tensor:
+    """B x H x q x D."""
+    heads, _, size = rows_HQD.shape
+    return rows_HQD.reshape(heads, texts, -1, size).transpose(0, 1)
+
+
+def _unfold(output_BHqD: torch.Tensor) -> torch.Tensor:
+    """Q x H x D."""
+    return output_BHqD.transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,198 @@
+"""Teacher and student of a conversion: two views of one network. The student's linear layers have a low-rank part.
+
+The base model's weights are held once and never change; what is trained is the low-rank parts, the mask embeddings and
+the sequential head. Every row that passes through the student is a mask row, so nothing needs a gate here.
+
+Shape letters: B texts, T tokens, X chains, K masks of a chain, C model width, r rank.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
+
+from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.model.attention import UnsupportedModel, attend
+from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.sequential_head import SequentialHead
+from stridelm.types import InputError
+
+MASK_TOKEN = "<|stride_mask|>"
+_OUTSIDE_GRAPHS = "stridelm_outside_graphs"
+_UNUSED = ("reserved", "unused", "placeholder")
+
+
+class LowRankLinear(nn.Module):
+    """base(x) + up(down(x)); at first the second part is zero."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        device = base.weight.device
+        self.down = nn.Parameter(
+            torch.randn(rank, base.in_features, device="cpu").to(device) / math.sqrt(base.in_features)
+        )
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = functional.linear(x, self.down.to(x.dtype))
+        return self.base(x) + functional.linear(low, self.up.to(x.dtype))
+
+
+class Student(nn.Module):
+    """Draws nothing and decides nothing: it turns chains of masks into outputs."""
+
+    def __init__(self, network: PreTrainedModel, rank: int, masks: int, sequential_size: int) -> None:
+        super().__init__()
+        self.masks, self.rank = masks, rank
+        shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+        self.network: PreTrainedModel = copy.deepcopy(network, memo=shared)
+        self.targets, self.unadapted = targets_of(network)
+        for target in self.targets:
+            parent, name = target.rsplit(".", 1)
+            module = self.network.get_submodule(parent)
+            setattr(module, name, LowRankLinear(getattr(module, name), rank))
+        embedding: Any = network.get_input_embeddings()
+        mean_C = embedding.weight.detach().float().mean(dim=0)
+        self.mask_embedding = nn.Parameter(mean_C.expand(masks, -1).clone())
+        self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
+
+    def trained(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def outputs(self, chains: ChainPass) -> torch.Tensor:
+        """The final hidden states of all mask rows: X x K x C."""
+        count = chains.anchors_BA.numel()
+        rows = self.mask_embedding.to(self.network.dtype).expand(count, -1, -1).reshape(1, count * self.masks, -1)
+        return run(self.network, chains, chains.positions_BAK.reshape(1, -1), inputs_embeds=rows).view(
+            count, self.masks, -1
+        )
+
+    def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
+        """What was trained, as it goes to disk."""
+        vocabulary = int(self.network.config.get_text_config().vocab_size)
+        token, token_id = mask_token(tokenizer, vocabulary)
+        tensors: dict[str, torch.Tensor] = {MASK_EMBEDDING: self.mask_embedding.detach()}
+        for target in self.targets:
+            layer: Any = self.network.get_submodule(target)
+            tensors[f"{target}.down"], tensors[f"{target}.up"] = layer.down.detach(), layer.up.detach()
+        if self.sequential is not None:
+            tensors |= sequential_tensors(self.sequential)
+        config = AdapterConfig(
+            base=base,
+            fingerprint=fingerprint,
+            width=self.mask_embedding.shape[1],
+            rank=self.rank,
+            masks=self.masks,
+            mask_token=token,
+            mask_token_id=token_id,
+            extends_vocabulary=token_id >= vocabulary,
+            targets=self.targets,
+            unadapted=self.unadapted,
+            sequential_size=self.sequential.size if self.sequential is not None else 0,
+        )
+        return Adapter(config, tensors)
+
+    @classmethod
+    def of(cls, network: PreTrainedModel, adapter: Adapter) -> "Student":
+        """The student that an adapter was saved from."""
+        config = adapter.config
+        student = cls(network, config.rank, config.masks, config.sequential_size)
+        if student.targets != config.targets:
+            wrong = sorted(set(student.targets) ^ set(config.targets))[0]
+            raise InputError(f"the adapter and the model differ in the layer {wrong}: it is for another model")
+        with torch.no_grad():
+            student.mask_embedding.copy_(adapter.mask_embedding)
+            for target in config.targets:
+                layer: Any = student.network.get_submodule(target)
+                down, up = adapter.low_rank(target)
+                layer.down.copy_(down)
+                layer.up.copy_(up)
+        if student.sequential is not None:
+            head = adapter.sequential_head()
+            assert head is not None
+            student.sequential.load_state_dict(head.state_dict())
+        return student.requires_grad_(False)
+
+
+def targets_of(network: PreTrainedModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The linear layers that get a low-rank part, and the layers with weights of their own that get none: experts."""
+    targets: list[str] = []
+    unadapted: list[str] = []
+    for name, module in network.named_modules():
+        if ".layers." not in f".{name}.":
+            continue
+        if "experts" in name.split("."):
+            if any(True for _ in module.parameters(recurse=False)):
+                unadapted.append(name)
+        elif type(module) is nn.Linear:
+            targets.append(name)
+    if not targets:
+        raise UnsupportedModel(f"{network.config.model_type} has no linear layers that could be adapted")
+    return tuple(targets), tuple(unadapted)
+
+
+def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str, int]:
+    """A slot of the vocabulary that no text uses: behind the tokenizer's last, or named as unused; else a new one."""
+    used = set(tokenizer.get_vocab().values())
+    free = [token for token in range(vocabulary) if token not in used]
+    if free:
+        return MASK_TOKEN, free[0]
+    for name, token in sorted(tokenizer.get_added_vocab().items(), key=lambda entry: entry[1]):
+        if any(word in name.lower() for word in _UNUSED) and token < vocabulary:
+            return name, token
+    return MASK_TOKEN, max(vocabulary, max(used) + 1)
+
+
+def run(network: PreTrainedModel, rows: Any, positions_1Q: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    """A pass through a network's layers: the final hidden states, Q x C."""
+    output = network.base_model(position_ids=positions_1Q, use_cache=False, stride_step=rows, **inputs)
+    return output.last_hidden_state[0]
+
+
+@torch.no_grad()
+def read_texts(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
+    """The teacher's pass: its keys and values, and its final hidden states, (B x T) x C."""
+    texts, width = ids_BT.shape
+    rows = TextPass(texts, width)
+    positions = torch.arange(width, device=ids_BT.device).expand(texts, -1).reshape(1, -1)
+    return rows, run(network, rows, positions, input_ids=ids_BT.reshape(1, -1))
+
+
+class OutputHead:
+    """Hidden states -> logits in float32, as the network itself would."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        self.linear: Any = network.get_output_embeddings()
+        self.softcap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+        self._check(network)
+
+    def __call__(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        logits_XV = self.linear(hidden_XC.to(self.linear.weight.dtype)).float()
+        return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
+
+    @torch.no_grad()
+    def _check(self, network: PreTrainedModel) -> None:
+        """Refuse a model that does something else to its logits."""
+        ids = torch.arange(1, 5, device=network.device)[None] % network.config.get_text_config().vocab_size
+        positions = torch.arange(4, device=network.device)[None]
+        hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
+        own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
+        if not torch.allclose(self(hidden), own.float(), rtol=1e-2, atol=1e-2):
+            raise UnsupportedModel(f"{network.config.model_type} changes its logits behind the output layer")
+
+
+def compile_layers(*networks: PreTrainedModel) -> None:
+    """Fuse the small operations of every layer. Attention stays outside: it differs from layer to layer."""
+    AttentionInterface.register(_OUTSIDE_GRAPHS, torch.compiler.disable(attend))
+    for network in networks:
+        network.set_attn_implementation(_OUTSIDE_GRAPHS)
+        for module in network.modules():
+            if isinstance(module, nn.ModuleList):
+                for layer in module:
+                    if hasattr(layer, "self_attn"):
+                        layer.compile(dynamic=False)

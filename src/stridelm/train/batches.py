@@ -1,0 +1,99 @@
+"""Which texts and anchors a step trains on: a pure function of the seed and the step, so that a resumed run goes on as
+if nothing had happened.
+
+Texts lie in buckets by length (the full length, a half, a quarter, ...). A batch takes one bucket's texts; it always
+has the same number of tokens and of chains, so the model's layers see one shape.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stridelm.train.rollouts import Text
+from stridelm.train.settings import TrainSettings
+from stridelm.types import InputError
+
+_NARROWEST = 128
+_LEAST_ANSWER = 3
+"""An anchor, a mask and a token that the mask has to find."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B texts of T tokens, padded behind, with A anchors each, rising."""
+
+    ids_BT: np.ndarray
+    lengths_B: np.ndarray
+    anchors_BA: np.ndarray
+
+
+class Batches:
+    """All steps' batches."""
+
+    def __init__(self, texts: list[Text], settings: TrainSettings) -> None:
+        self.settings = settings
+        self.texts = [text for text in texts if usable(text, settings.length)]
+        if not self.texts:
+            raise InputError(
+                "no text is left to train on: all answers are shorter than three tokens, or prompts longer than "
+                f"--length ({settings.length})"
+            )
+        lengths = [min(len(text.tokens), settings.length) for text in self.texts]
+        self.buckets = {
+            width: np.array([index for index, length in enumerate(lengths) if low < length <= width])
+            for width, low in _widths(settings)
+        }
+        self.buckets = {width: members for width, members in self.buckets.items() if len(members)}
+        self._epoch: tuple[int, list[tuple[int, np.ndarray]]] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return sum(-(-len(members) // self._rows(width)) for width, members in self.buckets.items())
+
+    def __getitem__(self, step: int) -> Batch:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, self._order(epoch)
+        width, members = self._epoch[1][place]
+        chance = np.random.default_rng([self.settings.seed, 1, step])
+        return make_batch([self.texts[index] for index in members], width, self._anchors(width), chance)
+
+    def _rows(self, width: int) -> int:
+        return self.settings.texts * (self.settings.length // width)
+
+    def _anchors(self, width: int) -> int:
+        return max(1, self.settings.anchors // (self.settings.length // width))
+
+    def _order(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        chance = np.random.default_rng([self.settings.seed, 0, epoch])
+        batches: list[tuple[int, np.ndarray]] = []
+        for width, members in self.buckets.items():
+            rows = self._rows(width)
+            # The last batch is filled up with texts of the same bucket.
+            count = -(-len(members) // rows) * rows
+            shuffled = np.concatenate([chance.permutation(members) for _ in range(-(-count // len(members)))])[:count]
+            batches += [(width, part) for part in shuffled.reshape(-1, rows)]
+        return [batches[index] for index in chance.permutation(len(batches))]
+
+
+def usable(text: Text, length: int) -> bool:
+    return min(len(text.tokens), length) - text.prompt_length >= _LEAST_ANSWER
+
+
+def _widths(settings: TrainSettings) -> list[tuple[int, int]]:
+    """Bucket widths, each with the longest length that belongs to the next narrower one."""
+    widths = [settings.length]
+    while widths[-1] % 2 == 0 and widths[-1] // 2 >= _NARROWEST and settings.anchors % (2 ** len(widths)) == 0:
+        widths.append(widths[-1] // 2)
+    return list(zip(widths, [*widths[1:], 0], strict=True))
+
+
+def make_batch(texts: list[Text], width: int, anchors: int, chance: np.random.Generator) -> Batch:
+    ids_BT = np.zeros((len(texts), width), dtype=np.int64)
+    lengths = np.array([min(len(text.tokens), width) for text in texts])
+    for row, text in enumerate(texts):
+        ids_BT[row, : lengths[row]] = text.tokens[: lengths[row]]
+    # From the last token of the prompt to the last from which a mask still has something to find.
+    first = np.array([text.prompt_length for text in texts])[:, None] - 1
+    drawn = chance.random((len(texts), anchors)) * (lengths[:, None] - 2 - first)
+    return Batch(ids_BT, lengths, np.sort(first + drawn.astype(np.int64), axis=1))

@@ -1,0 +1,225 @@
+"""Rollouts on disk: the prompts and the teacher's own answers, with a manifest that says what they were made from.
+
+    manifest.json        base model, settings and prompts file that all this belongs to
+    made-up.jsonl        the prompts that the model made up, so far
+    prompts.jsonl        all prompts, once they are complete
+    answers-00000.safetensors, ...   answers as they were finished; an answer's number is prompt x answers + which
+
+A run that was killed goes on where the files end; a run of the same settings finds all of it done.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stridelm.api import LanguageModel, Prompt
+from stridelm.engine.rollout import Prompt as Request
+from stridelm.engine.rollout import RolloutEngine
+from stridelm.model.load import Checkpoint
+from stridelm.prompts import PromptLine
+from stridelm.settings import LoadSettings
+from stridelm.train.files import read_json, read_tensors, write_json, write_tensors, write_text
+from stridelm.train.near_duplicates import Sieve
+from stridelm.train.self_prompts import made_up, sift
+from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings
+from stridelm.types import InputError
+
+DEFAULT_SELF_PROMPTS = 4096
+MANIFEST = "manifest.json"
+_PART = 512
+"""Answers in a file: what a killed run loses at most, and one round of made-up prompts."""
+_SELF_SEED = 2**40
+"""Seeds of made-up prompts start here, out of the way of the answers'."""
+
+Report = Callable[[str, int, int], None]
+"""(what is being done, how many are done, of how many)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and its answer."""
+
+    tokens: np.ndarray
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What a conversion learns from, and what it is measured on."""
+
+    train: list[Text]
+    held_out: list[Text]
+    """Greedy answers to prompts that are not among the trained ones."""
+    manifest: dict[str, object]
+
+
+class RolloutStore:
+    """The rollouts of one folder."""
+
+    def __init__(
+        self, folder: Path, checkpoint: Checkpoint, lines: list[PromptLine], settings: TrainSettings, report: Report
+    ) -> None:
+        self.folder = folder
+        self.checkpoint = checkpoint
+        self.settings = settings
+        self.report = report
+        self.encoder = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=16))
+        self.given = [_checked(self.encoder, line) for line in lines]
+        wanted = settings.self_prompts
+        self.self_prompts = (0 if lines else DEFAULT_SELF_PROMPTS) if wanted is None else wanted
+        if not self.given and not self.self_prompts:
+            raise InputError("no prompts at all: give a file with --prompts, or let the model make some up")
+
+    def manifest(self) -> dict[str, object]:
+        digest = hashlib.sha256(json.dumps(self.given).encode()).hexdigest()
+        settings = {name: value for name, value in asdict(self.settings).items() if name in ROLLOUT_FIELDS}
+        return {
+            "base": self.checkpoint.name,
+            "fingerprint": self.checkpoint.fingerprint,
+            "prompts_given": len(self.given),
+            "prompts_sha256": digest,
+            "settings": settings | {"self_prompts": self.self_prompts},
+        }
+
+    def make(self) -> Rollouts:
+        """Read what is there, make what is missing."""
+        manifest = self.manifest()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / MANIFEST
+        if file.is_file():
+            there = read_json(file)
+            apart = sorted(key for key in manifest if there.get(key) != manifest[key] and key != "base")
+            if apart:
+                raise InputError(
+                    f"{self.folder}: holds rollouts of another model, prompts file or settings ({', '.join(apart)} "
+                    "differ): name another folder with --rollouts, or use the same settings"
+                )
+        else:
+            write_json(file, manifest)
+        prompts = self._prompts()
+        encoded = [tuple(self.encoder.encode(prompt)) for prompt in prompts]
+        held_out = min(self.settings.held_out, max(1, len(prompts) // 5))
+        if len(prompts) < 2:
+            raise InputError("one prompt is too few: some are trained on, some are held out to measure on")
+        order = list(range(len(prompts)))
+        random.Random(self.settings.seed).shuffle(order)
+        held = set(order[:held_out])
+        answers = self._answers(self._requests(encoded, held))
+        per_prompt = self.settings.answers
+        train: list[Text] = []
+        measured: list[Text] = []
+        for number, answer in sorted(answers.items()):
+            prompt = encoded[number // per_prompt]
+            text = Text(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
+            (measured if number // per_prompt in held else train).append(text)
+        tokens = sum(len(answer) for answer in answers.values())
+        manifest |= {"prompts": len(prompts), "answers": len(answers), "answer_tokens": tokens}
+        return Rollouts(train, measured, manifest)
+
+    def _prompts(self) -> list[Prompt]:
+        file = self.folder / "prompts.jsonl"
+        if file.is_file():
+            return [json.loads(line)["messages_or_text"] for line in file.read_text(encoding="utf-8").splitlines()]
+        prompts: list[Prompt] = [*self.given, *self._make_up()]
+        write_text(file, "".join(json.dumps({"messages_or_text": prompt}) + "\n" for prompt in prompts))
+        return prompts
+
+    def _make_up(self) -> list[str]:
+        """Round after round until there are enough; what a round brought is kept at once."""
+        if not self.self_prompts:
+            return []
+        file = self.folder / "made-up.jsonl"
+        rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        sieve, texts = Sieve(), []
+        for earlier in rounds:
+            texts += sift(iter(earlier["texts"]), sieve)
+        engine = self._engine(self.settings.prompt_tokens + 256)
+        size = max(self.settings.rollout_batch, min(8 * self.settings.rollout_batch, self.self_prompts))
+        while len(texts) < self.self_prompts:
+            self.report("making up prompts", len(texts), self.self_prompts)
+            first = _SELF_SEED + self.settings.seed * 2**32 + sum(earlier["seeds"] for earlier in rounds)
+            found = list(
+                made_up(self.checkpoint.tokenizer, engine, range(first, first + size), self.settings.prompt_tokens)
+            )
+            fresh = sift(iter(found), sieve)
+            texts += fresh
+            rounds.append({"seeds": size, "texts": fresh})
+            write_text(file, "".join(json.dumps(each) + "\n" for each in rounds))
+            if len(rounds) > 3 and not any(each["texts"] for each in rounds[-3:]):
+                raise InputError(
+                    f"the model made up {len(texts)} prompts and then no new ones: ask for fewer with --self-prompts, "
+                    "or give some with --prompts"
+                )
+        return texts[: self.self_prompts]
+
+    def _requests(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, Request]:
+        settings, requests = self.settings, {}
+        for index, tokens in enumerate(encoded):
+            chance = random.Random(settings.seed * 2**32 + index)
+            longest = min(settings.answer_tokens, self.checkpoint.context_length - len(tokens))
+            for which in range(1 if index in held else settings.answers):
+                is_greedy = index in held or (chance.random() < settings.greedy_share and which == 0)
+                number = index * settings.answers + which
+                requests[number] = Request(
+                    tokens, longest, 0.0 if is_greedy else settings.temperature, seed=settings.seed * 2**32 + number
+                )
+        return requests
+
+    def _answers(self, requests: dict[int, Request]) -> dict[int, list[int]]:
+        """All answers by number; those on disk are not written again."""
+        answers: dict[int, list[int]] = {}
+        files = sorted(self.folder.glob("answers-*.safetensors"))
+        for file in files:
+            answers |= dict(_unpack(read_tensors(file)))
+        missing = {number: request for number, request in requests.items() if number not in answers}
+        if not missing:
+            return answers
+        # Long ones first: at the end the places are then left for the short ones.
+        numbers = sorted(missing, key=lambda number: -len(missing[number].tokens))
+        engine = self._engine(max(len(request.tokens) + request.max_tokens for request in missing.values()))
+        part: dict[int, list[int]] = {}
+        for place, answer in engine.run(missing[number] for number in numbers):
+            part[numbers[place]] = answer
+            if len(part) == _PART or len(answers) + len(part) == len(requests):
+                write_tensors(self.folder / f"answers-{len(files):05}.safetensors", _pack(part))
+                files.append(self.folder)
+                answers |= part
+                part = {}
+            self.report("writing answers", len(answers) + len(part), len(requests))
+        return answers
+
+    def _engine(self, width: int) -> RolloutEngine:
+        return RolloutEngine(self.checkpoint, self.settings.rollout_batch, min(width, self.checkpoint.context_length))
+
+
+def _checked(encoder: LanguageModel, line: PromptLine) -> Prompt:
+    """A prompt of the file, if the model can take it."""
+    try:
+        tokens = encoder.encode(line.prompt)
+    except InputError as error:
+        raise InputError(f"{line.place}: {error}") from error
+    if len(tokens) + 4 > encoder.target.context_length:
+        raise InputError(
+            f"{line.place}: the prompt has {len(tokens)} tokens, which leaves no room for an answer in a context of "
+            f"{encoder.target.context_length}: shorten it"
+        )
+    return line.prompt
+
+
+def _pack(answers: dict[int, list[int]]) -> dict[str, torch.Tensor]:
+    return {
+        "numbers": torch.tensor(list(answers), dtype=torch.int32),
+        "lengths": torch.tensor([len(answer) for answer in answers.values()], dtype=torch.int32),
+        "tokens": torch.tensor([token for answer in answers.values() for token in answer], dtype=torch.int32),
+    }
+
+
+def _unpack(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[int, list[int]]]:
+    parts = tensors["tokens"].split(tensors["lengths"].tolist())
+    yield from zip(tensors["numbers"].tolist(), (part.tolist() for part in parts), strict=True)

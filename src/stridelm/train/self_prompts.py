@@ -1,0 +1,57 @@
+"""Prompts that the model makes up: it is shown the opening of a user's turn and continues it at temperature 1."""
+
+import random
+from collections.abc import Iterator
+
+from transformers import PreTrainedTokenizerBase
+
+from stridelm.engine.rollout import Prompt, RolloutEngine
+from stridelm.train.near_duplicates import Sieve
+from stridelm.types import InputError
+
+_PLACE = "\x00here\x00"
+_FEWEST_WORDS = 3
+_SHORTEST_TEXT = 8
+"""Tokens of a plain text's beginning, where a model has no chat template."""
+
+
+def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What stands before a user's words; for a model without a chat template, what stands before any text."""
+    if not tokenizer.chat_template:
+        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if first is None:
+            raise InputError(
+                "the model has neither a chat template nor a token that begins a text, so it cannot make up prompts: "
+                "give it some with --prompts"
+            )
+        return [int(first)]  # type: ignore[arg-type]
+    whole = tokenizer.apply_chat_template([{"role": "user", "content": _PLACE}], tokenize=False)
+    before, found, _ = str(whole).partition(_PLACE)
+    if not found:
+        raise InputError("the model's chat template changes what the user says: give it prompts with --prompts")
+    return tokenizer.encode(before, add_special_tokens=False)
+
+
+def made_up(
+    tokenizer: PreTrainedTokenizerBase, engine: RolloutEngine, seeds: range, prompt_tokens: int
+) -> Iterator[str]:
+    """One candidate per seed, in the order of the seeds; those that were cut off or say nothing are left out."""
+    start = opening(tokenizer)
+    requests = [Prompt(tuple(start), prompt_tokens, temperature=1.0, seed=seed) for seed in seeds]
+    answers = dict(engine.run(requests))
+    for place, seed in enumerate(seeds):
+        tokens = answers[place]
+        if tokenizer.chat_template:
+            if tokens[-1] not in engine.eos_ids:
+                continue
+        else:
+            # A text has no end to wait for: its beginning, of some length, is the prompt.
+            tokens = tokens[: random.Random(seed).randint(min(_SHORTEST_TEXT, prompt_tokens), prompt_tokens)]
+        text = str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+        if len(text.split()) >= _FEWEST_WORDS and "\ufffd" not in text:
+            yield text
+
+
+def sift(candidates: Iterator[str], sieve: Sieve) -> list[str]:
+    """Without those that are nearly the same as an earlier one."""
+    return [text for text in candidates if sieve.admit(text)]
