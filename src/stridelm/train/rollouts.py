@@ -140,8 +140,10 @@ class RolloutStore:
         for earlier in rounds:
             texts += sift(iter(earlier["texts"]), sieve)
         engine = self._engine(self.settings.prompt_tokens + 256)
-        size = max(self.settings.rollout_batch, min(8 * self.settings.rollout_batch, self.self_prompts))
+        batch = self.settings.rollout_batch
         while len(texts) < self.self_prompts:
+            # A third is lost to the sieve or cut off; a round is also what a killed run loses.
+            size = max(batch, min(8 * batch, (self.self_prompts - len(texts)) * 4 // 3))
             self.report("making up prompts", len(texts), self.self_prompts)
             first = _SELF_SEED + self.settings.seed * 2**32 + sum(earlier["seeds"] for earlier in rounds)
             found = list(
