@@ -3,7 +3,7 @@
     python bench/sweep.py --model smollm2 --prompts questions.jsonl --rollouts FOLDER --json sweep.json \
         --base '{"steps": 300}' '{"rank": 16}' '{"sequential_size": 0}' ...
 
-The first run has the base settings; every further argument changes some of them.
+The first run has the base settings; every further argument changes some of them. All use the rollouts of the first.
 """
 
 import argparse
@@ -22,6 +22,11 @@ from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
 
 
+def report(what: str, done: int, of: int) -> None:
+    if done % 1000 == 0 or done == of:
+        print(f"{what}: {done}/{of}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
@@ -35,14 +40,16 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64  # every rank is a shape of its own
     lines = read_prompts(options.prompts) if options.prompts else []
     results: list[dict[str, object]] = []
+    rollouts = None
     for changes in ({}, *options.changes):
         settings = TrainSettings(**(options.base | changes))
         # Loaded anew: a run compiles the layers of its own model.
         checkpoint = load_checkpoint(options.model, LoadSettings(dtype=options.dtype), trainable=True)
-        store = RolloutStore(options.rollouts, checkpoint, lines, settings, lambda *progress: None)
+        if rollouts is None:
+            rollouts = RolloutStore(options.rollouts, checkpoint, lines, settings, report).make()
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(checkpoint, store.make(), settings, Path(folder), lambda entry: None)
+            trainer = Trainer(checkpoint, rollouts, settings, Path(folder), lambda entry: None)
             tally = trainer.run()
         results.append(
             {
