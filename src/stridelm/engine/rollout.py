@@ -5,8 +5,8 @@ its own stretch of a static KV cache; a pass runs one row for each of them, and 
 Who has finished makes room for the next prompts, which are read together. The draws are those of `stridelm.sampling`:
 an answer is the one that the serving engine gives with the same seed.
 
-Shape letters: B places, T tokens of the cache, W tokens that are read of it, P tokens of the prompts, G key-value heads,
-H query heads, D head size, V vocabulary.
+Shape letters: B places, T tokens of the cache, W tokens that are read of it, P tokens of the prompts, G key-value
+heads, H query heads, D head size, V vocabulary.
 """
 
 from collections import deque
@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional
 
+from stridelm.model.cuda_graph import Graphed
 from stridelm.model.load import Checkpoint
 from stridelm.model.passes import TextPass, attend_dense
 from stridelm.model.student import OutputHead, run
 from stridelm.sampling import gumbel_rows
 
-_READ_STEP = 64
+_READ_STEP = 128
 """The cache is read up to a multiple of this, so that few shapes occur."""
 _PREFILL_ROWS = 16384
 
@@ -59,6 +60,8 @@ class RolloutEngine:
             torch.zeros(places, dtype=torch.int64, device=self.device) for _ in range(3)
         )
         self.temperatures_B = torch.zeros(places, device=self.device)
+        self.all_places_B = torch.arange(places, device=self.device)
+        self._graphed = Graphed(self._decode, self.device)
 
     @torch.inference_mode()
     def run(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, list[int]]]:
@@ -73,7 +76,7 @@ class RolloutEngine:
                 running |= dict(admitted)
                 drawn = self._read(admitted)
             else:
-                drawn = dict(enumerate(self._step(max(len(p.prompt.tokens) + len(p.answer) for p in running.values()))))
+                drawn = dict(enumerate(self._step(list(running.values()))))
             for place, token in drawn.items():
                 holder = running.get(place)
                 if holder is None:
@@ -115,20 +118,28 @@ class RolloutEngine:
         )
         self.positions_B[places_N] = lengths_N - 1
         last = torch.arange(len(group), device=self.device) * longest + lengths_N - 1
-        return dict(zip((place for place, _ in group), self._draw(hidden[last], places_N).tolist(), strict=True))
+        samples = any(place.prompt.temperature for _, place in group)
+        drawn = self._draw(hidden[last], places_N, samples).tolist()
+        return dict(zip((place for place, _ in group), drawn, strict=True))
 
-    def _step(self, longest: int) -> list[int]:
+    def _step(self, running: list[_Place]) -> list[int]:
         """One more token for every place; those without an answer in the making draw something that nobody reads."""
-        rows = _DecodeRows(self, -(-longest // _READ_STEP) * _READ_STEP)
-        hidden = run(self.network, rows, self.positions_B[None], input_ids=self.ids_B[None])
-        return self._draw(hidden, torch.arange(self.places, device=self.device)).tolist()
+        longest = max(len(place.prompt.tokens) + len(place.answer) for place in running)
+        self._reach = min(-(-longest // _READ_STEP) * _READ_STEP, self.width)
+        self._samples = any(place.prompt.temperature for place in running)
+        return self._graphed((self._reach, self._samples)).tolist()
 
-    def _draw(self, hidden_NC: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
+    def _decode(self) -> torch.Tensor:
+        rows = _DecodeRows(self, self._reach)
+        hidden = run(self.network, rows, self.positions_B[None], input_ids=self.ids_B[None])
+        return self._draw(hidden, self.all_places_B, self._samples)
+
+    def _draw(self, hidden_NC: torch.Tensor, places_N: torch.Tensor, samples: bool) -> torch.Tensor:
         """Draw the token behind each place's position, and move on to it."""
         logits_NV = self.head(hidden_NC)
         drawn_N = logits_NV.argmax(dim=-1)
-        temperatures_N1 = self.temperatures_B[places_N, None]
-        if bool((temperatures_N1 > 0).any()):
+        if samples:
+            temperatures_N1 = self.temperatures_B[places_N, None]
             scores_NV = (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / temperatures_N1.clamp(min=1e-4)
             noise_NV = gumbel_rows(self.seeds_B[places_N], self.positions_B[places_N] + 1, logits_NV.shape[1])
             sampled_N = (scores_NV.double() + noise_NV).argmax(dim=-1)
@@ -147,8 +158,8 @@ class _DecodeRows:
 
     def __init__(self, engine: RolloutEngine, reach: int) -> None:
         self.engine = engine
-        self.reach = min(reach, engine.width)
-        self.rows_B = torch.arange(engine.places, device=engine.device)
+        self.reach = reach
+        self.rows_B = engine.all_places_B
         places_W = torch.arange(self.reach, device=engine.device)
         self.behind_BW = engine.positions_B[:, None] - places_W
         self.sees_BW = self.behind_BW >= 0

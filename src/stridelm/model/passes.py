@@ -7,8 +7,8 @@ keys and values behind. The chain pass runs the mask rows, which read them: it i
     chain at t1:  m1 m2 m3            m2 sees    m1 m2 .    # # . . . .
     chain at t3:  m1 m2 m3            m2 sees    m1 m2 .    # # # # . .
 
-The rule is that of stridelm.layout: a row sees its ancestors. Rows are handed to the model as one long line, so that its
-layers see the same shape whatever the lengths of the texts are; attention folds the line back into texts.
+The rule is that of stridelm.layout: a row sees its ancestors. Rows are handed to the model as one long line, so that
+its layers see the same shape whatever the lengths of the texts are; attention folds the line back into texts.
 
 Shape letters: B texts, T tokens of a text, A anchors of a text, K masks of a chain, M = A x K mask rows of a text,
 H query heads, G key-value heads, D head size, Q = all rows of the pass.
@@ -65,7 +65,7 @@ class ChainPass:
         self._seen: dict[int | None, Any] = {}
 
     @property
-    def positions_BAK(self) -> torch.Tensor:
+    def positions(self) -> torch.Tensor:
         """A mask stands where the token that it does not know will stand."""
         return self.anchors_BA[..., None] + torch.arange(1, self.masks + 1, device=self.anchors_BA.device)
 
@@ -99,7 +99,7 @@ class ChainPass:
         anchors_BA, masks = self.anchors_BA, self.masks
         rows = anchors_BA.shape[1] * masks
 
-        def sees(text: torch.Tensor, head: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        def sees(text: torch.Tensor, _: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
             anchor, depth = anchors_BA[text, row // masks], row % masks
             place = column - rows
             own = (column < rows) & (column // masks == row // masks) & (column <= row)
@@ -133,7 +133,7 @@ class ChainPass:
 
 @cache
 def _flex() -> Any:
-    """Block-sparse attention, compiled once per shape. Imported here: it costs a second that decoding should not pay."""
+    """Block-sparse attention, compiled once per shape. Imported here: decoding should not pay for it."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)

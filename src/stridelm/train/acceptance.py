@@ -139,7 +139,7 @@ class Measure:
         outputs_XKC = self.student.outputs(chains)
         if self.student.sequential is not None and self.with_sequential:
             places = (
-                chains.positions_BAK.clamp(max=width - 1) + (torch.arange(texts, device=device) * width)[:, None, None]
+                chains.positions.clamp(max=width - 1) + (torch.arange(texts, device=device) * width)[:, None, None]
             )
             before = self.teacher.get_input_embeddings()(ids.flatten()[places.flatten()]).view_as(outputs_XKC)
             outputs_XKC = outputs_XKC + self.student.sequential.along(outputs_XKC.float(), before.float())

@@ -1,4 +1,4 @@
-"""The objective `distill`: every mask row is to say what the teacher says at the same place, in the teacher's own words.
+"""The objective `distill`: every mask row is to say what the teacher says at the same place.
 
 The teacher is the base model reading its own answer; the student is a chain of masks that has not read what lies
 between its anchor and the place. The loss is the divergence (KL) of the student's distribution from the teacher's.
@@ -26,7 +26,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Distill:
-    """One forward is teacher and student both; returns the loss of a batch."""
+    """One forward is teacher and student both."""
 
     def __init__(self, teacher: Any, student: Student, settings: TrainSettings) -> None:
         self.teacher = teacher
@@ -38,15 +38,19 @@ class Distill:
         divergence = torch.compile(_divergence, dynamic=False) if self.device.type == "cuda" else _divergence
         self._divergence: Callable[..., torch.Tensor] = divergence
 
-    def __call__(self, batch: Batch, step: int) -> torch.Tensor:
-        ids_BT, anchors_BA = (torch.from_numpy(part).to(self.device) for part in (batch.ids_BT, batch.anchors_BA))
-        weights_N = torch.from_numpy(self._weights(batch, step)).to(self.device)
+    def inputs(self, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A batch on the device: ids, anchors, and every mask row's share of the loss."""
+        parts = batch.ids_BT, batch.anchors_BA, self._weights(batch, step)
+        ids_BT, anchors_BA, weights_N = (torch.from_numpy(part).to(self.device) for part in parts)
+        return ids_BT, anchors_BA, weights_N
+
+    def loss(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
         texts, hidden = read_texts(self.teacher, ids_BT)
         chains = ChainPass(texts, anchors_BA, self.settings.masks)
         # A mask and the real row that it stands for share a position: there the teacher's answer lies.
         width = ids_BT.shape[1]
         places = (
-            chains.positions_BAK.clamp(max=width - 1)
+            chains.positions.clamp(max=width - 1)
             + (torch.arange(len(ids_BT), device=self.device) * width)[:, None, None]
         )
         places_N = places.flatten()

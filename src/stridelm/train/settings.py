@@ -1,4 +1,4 @@
-"""The settings of a conversion, each defined once: command line, `train.json` and docs/training.md derive from these."""
+"""The settings of a conversion, each defined once: command line, `train.json` and docs derive from these."""
 
 from dataclasses import dataclass, fields
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stridelm.model.cuda_graph import Graphed
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import Student, compile_layers
 from stridelm.train.acceptance import Measure, Tally, total
@@ -49,13 +50,21 @@ class Trainer:
         self.batches = Batches(rollouts.train, settings)
         self.held_out = [_shortened(text) for text in rollouts.held_out]
         on_gpu = self.teacher.device.type == "cuda"
+        # A tensor on a GPU: there the whole step is captured once and replayed, and a number would be frozen into it.
+        self.rate = torch.tensor(settings.learning_rate, device=self.teacher.device)
         self.optimiser = torch.optim.AdamW(
-            self.parameters.values(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu
+            self.parameters.values(),
+            lr=self.rate if on_gpu else settings.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            fused=on_gpu,
+            capturable=on_gpu,
         )
         self.objective = Distill(self.teacher, self.student, settings)
         self.measure = Measure(self.teacher, self.student)
         if on_gpu:
             compile_layers(self.teacher, self.student.network)
+        self.update = Graphed(self._update, self.teacher.device)
 
     def run(self) -> Tally:
         """Train to the last step, from the newest checkpoint if there is one; returns the last measurement."""
@@ -90,12 +99,19 @@ class Trainer:
         return tally if tally.texts else self._evaluate(metrics, settings.steps)
 
     def _step(self, step: int) -> torch.Tensor:
-        for group in self.optimiser.param_groups:
-            group["lr"] = self._rate(step)
-        loss = self.objective(self.batches[step], step)
+        """The loss of a step, after which the weights have moved."""
+        if self.teacher.device.type == "cuda":
+            self.rate.fill_(self._rate(step))
+        else:
+            self.optimiser.param_groups[0]["lr"] = self._rate(step)
+        inputs = self.objective.inputs(self.batches[step], step)
+        return self.update(inputs[0].shape, *inputs).clone()
+
+    def _update(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.optimiser.zero_grad(set_to_none=True)
+        loss = self.objective.loss(*inputs)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip)
+        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.settings.clip)
         self.optimiser.step()
         return loss.detach()
 
