@@ -68,7 +68,7 @@ class Student(nn.Module):
         """The final hidden states of all mask rows: X x K x C."""
         count = chains.anchors_BA.numel()
         rows = self.mask_embedding.to(self.network.dtype).expand(count, -1, -1).reshape(1, count * self.masks, -1)
-        return run(self.network, chains, chains.positions_BAK.reshape(1, -1), inputs_embeds=rows).view(
+        return run(self.network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows).view(
             count, self.masks, -1
         )
 

@@ -138,9 +138,7 @@ class Measure:
         chains = ChainPass(pass_, torch.from_numpy(anchors_BA).to(device), self.student.masks)
         outputs_XKC = self.student.outputs(chains)
         if self.student.sequential is not None and self.with_sequential:
-            places = (
-                chains.positions.clamp(max=width - 1) + (torch.arange(texts, device=device) * width)[:, None, None]
-            )
+            places = chains.positions.clamp(max=width - 1) + (torch.arange(texts, device=device) * width)[:, None, None]
             before = self.teacher.get_input_embeddings()(ids.flatten()[places.flatten()]).view_as(outputs_XKC)
             outputs_XKC = outputs_XKC + self.student.sequential.along(outputs_XKC.float(), before.float())
         rows = outputs_XKC.flatten(0, 1)

@@ -61,6 +61,7 @@ def write_card(folder: Path, record: dict[str, Any], config: AdapterConfig, tall
     """README.md of an adapter: what it is, how it was made, what was measured."""
     unadapted = f" Layers without one: {', '.join(config.unadapted)}." if config.unadapted else ""
     head = f"a sequential head of size {config.sequential_size}" if config.sequential_size else "no sequential head"
+    behind = ", behind the vocabulary" if config.extends_vocabulary else ""
     rates = " ".join(f"{rate:.2f}" for rate in tally.acceptance)
     prompts = f"{data['prompts_given']} from {record['prompts']}" if record["prompts"] else "none given"
     write_text(
@@ -75,7 +76,7 @@ not change: the adapter is applied to mask rows only, and every token is compare
 - Format: see `adapter.json`; not a plain LoRA, and not to be merged into the base.
 - Base: {config.base}, fingerprint `{config.fingerprint[:16]}`. Low-rank parts of rank {config.rank} on
   {len(config.targets)} linear layers, {config.masks} mask embeddings, {head}.{unadapted}
-- Mask token: `{config.mask_token}`, id {config.mask_token_id}{" (behind the vocabulary)" if config.extends_vocabulary else ""}.
+- Mask token: `{config.mask_token}`, id {config.mask_token_id}{behind}.
 - Trained by self-distillation on the base model's own answers: {data["answers"]} answers
   ({data["answer_tokens"]} tokens) to {data["prompts"]} prompts ({prompts}, {data["settings"]["self_prompts"]} made up
   by the model itself). No other data.
@@ -88,7 +89,8 @@ Made by:
     {record["command"]}
 
 at commit {record["commit"]}, stridelm {record["stridelm"]}, torch {record["versions"]["torch"]}, on
-{record["machine"]["device"]}. `train.json` has every setting, `metrics.jsonl` every measurement, `report.png` the curves.
+{record["machine"]["device"]}. `train.json` has every setting, `metrics.jsonl` every measurement, `report.png` the
+curves.
 """,
     )
 
