@@ -12,9 +12,12 @@ import torch
 from hypothesis import settings
 
 from stridelm.api import LanguageModel
+from stridelm.model.adapter import load_adapter
+from stridelm.model.builtin import builtin_adapter
+from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
-from tiny import load_tiny, save_tiny
+from tiny import load_tiny, random_adapter, save_tiny
 
 # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -52,6 +55,20 @@ def tiny(tiny_folder: TinyFolder) -> Callable[..., Checkpoint]:
 
 
 @pytest.fixture(scope="session")
+def converted(tiny_folder: TinyFolder) -> Callable[..., tuple[Checkpoint, Gate]]:
+    """A tiny model with a random adapter, loaded once per family: a network takes one adapter, once."""
+    loaded: dict[str, tuple[Checkpoint, Gate]] = {}
+
+    def get(family: str = "llama") -> tuple[Checkpoint, Gate]:
+        if family not in loaded:
+            checkpoint = load_tiny(tiny_folder(family))
+            loaded[family] = checkpoint, attach(checkpoint.network, random_adapter(checkpoint))
+        return loaded[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
 def builtin_checkpoint() -> Checkpoint:
     return load_checkpoint("smollm2", LoadSettings(device="cpu"))
 
@@ -64,10 +81,18 @@ def builtin(builtin_checkpoint: Checkpoint) -> Iterator[Checkpoint]:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def builtin_gate(builtin_checkpoint: Checkpoint) -> Gate | None:
+    """The adapter that comes with the package, if it does."""
+    folder = builtin_adapter()
+    return None if folder is None else attach(builtin_checkpoint.network, load_adapter(folder))
+
+
 @pytest.fixture
-def language_model(tiny: Callable[..., Checkpoint]) -> LanguageModel:
-    """A tiny Llama with another tiny Llama as its draft model."""
-    return LanguageModel(tiny("llama"), tiny("llama", 1), LoadSettings(cache_tokens=4096))
+def language_model(converted: Callable[..., tuple[Checkpoint, Gate]], tiny: Callable[..., Checkpoint]) -> LanguageModel:
+    """A tiny Llama with a random adapter, and another tiny Llama as its draft model."""
+    target, gate = converted("llama")
+    return LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.model.adapter import Adapter
 from stridelm.types import SamplingParams
 
 NEAR_TIE = 1e-4
@@ -38,6 +39,37 @@ def reference(
         if decision.token in eos_ids:
             break
     return decisions
+
+
+def mask_row_outputs(network: Any, adapter: Adapter, text: list[int], masks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a chain of masks off a text's last token says, by one forward over both: logits, and the head's inputs.
+
+    A chain of masks behind a text is a longer text, but for its embeddings and the low-rank parts, added by hand.
+    """
+    depths = [min(depth, adapter.config.masks) - 1 for depth in range(1, masks + 1)]
+    embedded = torch.cat([network.get_input_embeddings()(torch.tensor(text)), adapter.mask_embedding[depths]])
+    read: list[torch.Tensor] = []
+
+    def change(x: torch.Tensor, target: str) -> torch.Tensor:
+        down, up = adapter.low_rank(target)
+        change = x @ down.T @ up.T
+        change[:, : len(text)] = 0
+        return change
+
+    hooks = [
+        network.get_submodule(target).register_forward_hook(
+            lambda module, inputs, output, target=target: output + change(inputs[0], target)
+        )
+        for target in adapter.config.targets
+    ]
+    hooks.append(network.lm_head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0])))
+    try:
+        with torch.inference_mode():
+            logits = network(inputs_embeds=embedded[None], use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits[0, len(text) :], read[0][0, len(text) :]
 
 
 def decide(logits: np.ndarray, params: SamplingParams, ids: list[int], prompt_length: int, choice: int) -> Decision:

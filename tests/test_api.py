@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,7 @@ def test_end_of_text_tokens_end_the_answer_within_a_stride(
     whole = language_model.generate("abcabc", SamplingParams(max_tokens=40), decoder="autoregressive")
     end = whole.token_ids[10]
     target = tiny("llama")
-    ended = Checkpoint(
-        target.name, target.network, target.tokenizer, frozenset([end]), target.context_length, target.vocabulary
-    )
+    ended = replace(target, eos_ids=frozenset([end]))
     twin = LanguageModel(ended, ended, LoadSettings(cache_tokens=2048))
     for decoder in ("autoregressive", "ngram", "draft"):
         result = twin.generate("abcabc", SamplingParams(max_tokens=40), decoder=decoder)

@@ -25,11 +25,12 @@ from stridelm import cli, generate_command
 from stridelm.api import LanguageModel
 from stridelm.cli_options import field_docs
 from stridelm.engine.detokenize import TextStream
+from stridelm.model.adapter import save_adapter
 from stridelm.model.builtin import FOLDER
 from stridelm.race import _first_difference
 from stridelm.settings import DECODERS, LoadSettings
 from stridelm.types import SamplingParams
-from tiny import CONTEXT, byte_tokenizer
+from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
 
 SCRIPT = Path(sys.executable).with_name("stridelm")
 OPTIONS = [
@@ -386,6 +387,23 @@ def test_where_answers_part(plain: tuple[int, ...], other: tuple[int, ...], plac
 
 
 # Arguments, and what the message must name.
+def test_an_adapter(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder())))
+    (plain,) = generate("--json", "--decoder", "autoregressive", "abc").objects
+    for arguments in ((), ("--decoder", "self", "--k", "2"), ("--temperature", "0")):
+        (drafted,) = generate("--json", "--adapter", tmp_path, *arguments, "abc").objects
+        assert (drafted["decoder"], drafted["exact"]) == ("self", True)
+        assert drafted["token_ids"] == plain["token_ids"]
+    (without,) = generate("--json", "--adapter", "none", "abc").objects
+    assert without["decoder"] == "ngram"
+    raced = generate("--json", "--race", "--adapter", tmp_path, "abc")
+    assert raced.objects[0]["decoder"] == "self"
+    assert raced.objects[0]["identical"]
+    assert_refused(generate("--adapter", tmp_path, "--k", "5", "abc"), "k must be at most 4", "adapter")
+    other = tiny_folder("llama", seed=1)
+    assert_refused(generate("--model", other, "--adapter", tmp_path, "abc"), str(tmp_path), "stridelm train")
+
+
 BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--model nope x": ("'nope'", "smollm2", "stridelm models"),
     "--model ./nowhere x": ("'./nowhere'",),
@@ -424,7 +442,9 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--cache-tokens 32 --max-tokens 100 x": ("KV cache", "--max-tokens", "--cache-tokens"),
     "--dtype int3 x": ("'int3'", "float32"),
     "--device gpu9 x": ("'gpu9'", "cpu"),
-    "--adapter folder x": ("--adapter",),
+    "--adapter folder x": ("folder", "adapter.json"),
+    "--decoder self x": ("self", "--adapter", "stridelm train"),
+    "--decoder self --adapter none x": ("self", "--adapter"),
     "--batch 0 x": ("--batch", "0"),
     "--batch 2 x": ("--batch", "--prompts"),
     "--race --decoder autoregressive x": ("--race", "--decoder"),

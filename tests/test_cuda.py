@@ -8,7 +8,8 @@ import torch
 
 import stridelm
 from stridelm import LoadSettings, SamplingParams
-from tiny import FAMILIES
+from stridelm.model.adapter import save_adapter
+from tiny import FAMILIES, load_tiny, random_adapter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -24,23 +25,29 @@ SETTINGS = {
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoders_agree_with_plain_decoding_on_the_cpu(
-    family: str, setting: str, tiny_folder: Callable[..., Path]
+    family: str, setting: str, tiny_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder, draft = str(tiny_folder(family)), str(tiny_folder(family, seed=1))
+    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder(family))))
     prompts = ["abcabcabcabd abcabc", "The quick brown fox", "x"]
     on_cpu, on_gpu = (
-        stridelm.load(folder, draft_model=draft, settings=LoadSettings(device=device, cache_tokens=4096))
+        stridelm.load(
+            folder, adapter=tmp_path, draft_model=draft, settings=LoadSettings(device=device, cache_tokens=4096)
+        )
         for device in ("cpu", "cuda")
     )
     expected = on_cpu.generate(prompts, SETTINGS[setting], decoder="autoregressive")
-    for decoder in ("autoregressive", "ngram", "draft"):
+    for decoder in ("autoregressive", "ngram", "draft", "self"):
         results = on_gpu.generate(prompts, SETTINGS[setting], decoder=decoder)
         assert [result.token_ids for result in results] == [result.token_ids for result in expected]
         assert "cuda" in results[0].exact_to
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_runs(dtype: str, tiny_folder: Callable[..., Path]) -> None:
-    model = stridelm.load(str(tiny_folder("mistral")), settings=LoadSettings(device="cuda", dtype=dtype))
-    result = model.generate("abcabcabc", SamplingParams(max_tokens=30), decoder="ngram")
+@pytest.mark.parametrize("decoder", ["ngram", "self"])
+def test_half_precision_runs(dtype: str, decoder: str, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_folder("mistral")
+    save_adapter(tmp_path, random_adapter(load_tiny(folder)))
+    model = stridelm.load(str(folder), adapter=tmp_path, settings=LoadSettings(device="cuda", dtype=dtype))
+    result = model.generate("abcabcabc", SamplingParams(max_tokens=30), decoder=decoder)
     assert len(result.token_ids) > 0 and not result.exact

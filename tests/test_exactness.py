@@ -18,9 +18,10 @@ from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
 from stridelm.decode.speculative import Speculative
 from stridelm.model.builtin import ensure_builtin
+from stridelm.model.gated import Gate
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.store import save_folder
-from stridelm.settings import LoadSettings, choose_decoder
+from stridelm.settings import LoadSettings
 from stridelm.types import SamplingParams, Sequence
 from tiny import FAMILIES
 
@@ -44,7 +45,7 @@ SETTINGS = {
 }  # fmt: skip
 
 FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
-DECODERS = ("autoregressive", "ngram", "draft", *FAKES)
+DECODERS = ("autoregressive", "ngram", "draft", "self", *FAKES)
 
 PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
 BUILTIN_PROMPTS = (
@@ -85,7 +86,7 @@ def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expect
     if name in FAKES:
         known = [[decision.token for decision in decisions] for decisions in expected]
         return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
-    return model._policy(*choose_decoder(name, None, has_draft=model.draft is not None))
+    return model._policy(*model._choose(name, None))
 
 
 def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
@@ -114,7 +115,7 @@ def compare(
     params = with_length(SETTINGS[setting], tokens)
     expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
     for decoder in DECODERS:
-        if decoder == "draft" and model.draft is None:
+        if decoder == "self" and model.gate is None:
             continue
         batched = answers(model, policy_for(decoder, model, prompts, expected), prompts, params)
         for index, ids in enumerate(prompts):
@@ -141,9 +142,14 @@ def test_tiny_llama(setting: str, language_model: LanguageModel, tiny_folder: Ca
 @pytest.mark.parametrize("setting", ["greedy", "all"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_tiny_families(
-    family: str, setting: str, tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path]
+    family: str,
+    setting: str,
+    converted: Callable[..., tuple[Checkpoint, Gate]],
+    tiny: Callable[..., Checkpoint],
+    tiny_folder: Callable[..., Path],
 ) -> None:
-    model = LanguageModel(tiny(family), tiny("llama", 1), LoadSettings(cache_tokens=4096))
+    target, gate = converted(family)
+    model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
     prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
     compare(model, plain_network(tiny_folder(family)), prompts, setting, 24)
 
@@ -217,8 +223,8 @@ def draft_checkpoint(builtin_checkpoint: Checkpoint, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint) -> LanguageModel:
-    return LanguageModel(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192))
+def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: Gate | None) -> LanguageModel:
+    return LanguageModel(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])

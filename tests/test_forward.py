@@ -50,11 +50,12 @@ def test_a_blocks_logits_equal_naive_forwards(
     forward(lay_out([make_block(0, ids[:-1], reads_logits=False) for ids in prefixes]), tables)
     for table in tables:
         forward.cache.keep(table, range(table.step_rows))
-    logits = forward(lay_out([make_block(len(ids) - 1, ids[-1:], TREE) for ids in prefixes]), tables)
-    for ids, logits_WV in zip(prefixes, logits, strict=True):
+    outputs = forward(lay_out([make_block(len(ids) - 1, ids[-1:], TREE) for ids in prefixes]), tables)
+    for ids, output in zip(prefixes, outputs, strict=True):
+        assert output.hidden_WC is None
         for node in range(ROOT, len(TREE)):
             expected = naive(network, ids + path_to(TREE, node))
-            torch.testing.assert_close(logits_WV[node + 1], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(output.logits_WV[node + 1], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
@@ -69,8 +70,8 @@ def test_after_a_branch_is_kept_the_text_goes_on_from_it(
     branch = [3, 4]  # the second child of the root and its child
     forward.cache.keep(table, [*range(len(ids)), *(len(ids) + node for node in branch)])
     ids += [TREE.tokens[node] for node in branch]
-    (logits,) = forward(lay_out([make_block(len(ids), [77])]), [table])
-    torch.testing.assert_close(logits[0], naive(network, [*ids, 77]), rtol=1e-4, atol=1e-4)
+    (output,) = forward(lay_out([make_block(len(ids), [77])]), [table])
+    torch.testing.assert_close(output.logits_WV[0], naive(network, [*ids, 77]), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("storage", [TransposedLinear, PackedLinear])

@@ -160,7 +160,7 @@ def load(path: Path) -> Checkpoint:
 def logits_of(checkpoint: Checkpoint, ids: list[int]) -> torch.Tensor:
     cache = KVCache(64)
     block = dataclasses.replace(make_block(0, ids), wanted=tuple(range(len(ids))))
-    return TorchForward(checkpoint.network, cache)(lay_out([block]), [cache.open()])[0]
+    return TorchForward(checkpoint.network, cache)(lay_out([block]), [cache.open()])[0].logits_WV
 
 
 def assert_same_logits(checkpoint: Checkpoint, network: PreTrainedModel) -> None:

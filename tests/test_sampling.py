@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
-from stridelm.sampling import confidence, draw, gumbel, keep_likely, penalise
-from stridelm.types import InputError, SamplingParams
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.sampling import confidence, draw, draw_among, gumbel, gumbel_of, keep_likely, penalise
+from stridelm.types import InputError, SamplingParams, Sequence
 
 words = st.integers(0, 2**64 - 1)
 
@@ -38,6 +39,11 @@ def test_noise_is_splitmix64_of_seed_choice_position_and_token(seed: int, choice
 
 def test_a_tokens_noise_does_not_depend_on_the_size_of_the_vocabulary() -> None:
     assert torch.equal(gumbel(1, 0, 5, 100), gumbel(1, 0, 5, 1000)[:100])
+
+
+def test_a_tokens_noise_does_not_depend_on_which_others_are_asked_for() -> None:
+    tokens = torch.tensor([7, 93, 0, 41])
+    assert torch.equal(gumbel_of(tokens, 1, 2, 5), gumbel(1, 2, 5, 100)[tokens])
 
 
 FILTERS = {
@@ -74,6 +80,28 @@ def test_draw_equals_the_reference(logits: list[float], name: str, seed: int) ->
     expected = reference.decide(np.array(logits), chosen, [0, 1], 1, choice=2)
     token = draw(torch.tensor(logits), chosen, [0, 1], 1, seed=seed, choice=2)
     assert token == expected.token or expected.margin < reference.NEAR_TIE
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@given(words)
+def test_a_draw_among_the_likeliest_is_the_draw_where_it_is_one_of_them(name: str, seed: int) -> None:
+    params = replace(FILTERS[name], seed=seed, repetition_penalty=1.2, logit_bias={3: 1.0, 4: -math.inf})
+    sequence = Sequence([1, 2], params, Autoregressive(), frozenset(), 100, choice=1)
+    logits = torch.linspace(-2, 3, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(seed % 2**32))]
+    expected = draw(logits, params, [1, 2, 3], 2, seed=seed, choice=1)
+    assert draw_among(torch.randperm(40), logits, sequence, [1, 2, 3]) == expected
+    few = logits.topk(12).indices
+    token = draw_among(few, logits, sequence, [1, 2, 3])
+    assert token in few
+    assert token == expected or expected not in few or params.top_p < 1 or params.top_k
+
+
+def test_a_draw_among_banned_tokens_is_some_token() -> None:
+    """A draft may be wrong; it must not fail."""
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=1, logit_bias={3: -math.inf, 5: -math.inf})
+        sequence = Sequence([1], params, Autoregressive(), frozenset(), 100)
+        assert draw_among(torch.tensor([3, 5]), torch.zeros(8), sequence, [1]) in (3, 5)
 
 
 @given(

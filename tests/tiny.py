@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -20,7 +21,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.sequential_head import SequentialHead
 from stridelm.settings import LoadSettings
 
 EOS = "<eos>"
@@ -93,3 +96,39 @@ def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **changes: 
 
 def load_tiny(folder: Path) -> Checkpoint:
     return load_checkpoint(str(folder), LoadSettings(device="cpu"))
+
+
+def random_adapter(
+    checkpoint: Checkpoint, *, rank: int = 4, masks: int = 3, sequential_size: int = 8, seed: int = 0
+) -> Adapter:
+    """An adapter that knows nothing, but changes what mask rows say a lot."""
+    network = AutoModelForCausalLM.from_pretrained(checkpoint.name, dtype=torch.float32)
+    linears = {name: module for name, module in network.named_modules() if type(module) is nn.Linear}
+    targets = {name: linear for name, linear in linears.items() if ".layers." in name and "experts" not in name}
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        # As the format stores them: what is saved is what is loaded.
+        return torch.randn(shape, generator=random).div(shape[-1] ** 0.5).bfloat16().float()
+
+    width = network.config.hidden_size
+    tensors = {MASK_EMBEDDING: draw(masks, width)}
+    for name, linear in targets.items():
+        tensors |= {f"{name}.down": draw(rank, linear.in_features), f"{name}.up": draw(linear.out_features, rank)}
+    if sequential_size:
+        for name, tensor in sequential_tensors(SequentialHead(width, sequential_size)).items():
+            tensors[name] = 4 * draw(*tensor.shape)
+    config = AdapterConfig(
+        base=checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        width=width,
+        rank=rank,
+        masks=masks,
+        mask_token="<|mask|>",
+        mask_token_id=checkpoint.vocabulary,
+        extends_vocabulary=True,
+        targets=tuple(targets),
+        unadapted=(),
+        sequential_size=sequential_size,
+    )
+    return Adapter(config, tensors)

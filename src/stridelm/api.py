@@ -7,34 +7,55 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast, overload
 
 from stridelm.contracts import Policy
-from stridelm.decode.table import make_policy
+from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
+from stridelm.model import builtin
+from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.forward import TorchForward
+from stridelm.model.gated import Gate, attach
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.settings import AUTO, DEFAULT_MODEL, PLAIN, LoadSettings, choose_decoder
+from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, LoadSettings, choose_decoder
 from stridelm.types import InputError, Result, SamplingParams, Sequence, Stats, Stride
-
-Messages = Items[Mapping[str, str]]
-"""A chat: [{"role": "user", "content": "..."}, ...]."""
-Prompt = str | Messages
 
 _GREEDY = SamplingParams()
 
 
 def load(
-    model: str = DEFAULT_MODEL, *, draft_model: str | None = None, settings: LoadSettings | None = None
+    model: str = DEFAULT_MODEL,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | None = None,
+    settings: LoadSettings | None = None,
 ) -> "LanguageModel":
-    """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file."""
+    """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file.
+
+    `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
+    that one out.
+    """
     settings = settings or LoadSettings()
+    folder = adapter_folder(model, adapter)
+    converted = load_adapter(folder) if folder else None
     target = load_checkpoint(model, settings)
     draft = load_checkpoint(draft_model, settings) if draft_model else None
     if draft is not None:
         _check_same_vocabulary(target, draft)
-    return LanguageModel(target, draft, settings)
+    if folder is None or converted is None:
+        return LanguageModel(target, draft, settings)
+    check_base(folder, converted, target.name, target.fingerprint)
+    return LanguageModel(target, draft, settings, attach(target.network, converted))
+
+
+def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
+    """The folder of the adapter to load with a model; None if there is none."""
+    if adapter is None:
+        return builtin.builtin_adapter() if model == builtin.NAME else None
+    return None if adapter == NO_ADAPTER else Path(adapter)
 
 
 def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
@@ -51,12 +72,18 @@ def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
 class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
-    def __init__(self, target: Checkpoint, draft: Checkpoint | None, settings: LoadSettings) -> None:
+    def __init__(
+        self, target: Checkpoint, draft: Checkpoint | None, settings: LoadSettings, gate: Gate | None = None
+    ) -> None:
+        """`gate` is what `attach` gave for the target's network."""
         self.target = target
         self.draft = draft
         self.settings = settings
-        self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens)), target.tokenizer)
-        self._draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
+        self.gate = gate
+        self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens), gate), target.tokenizer)
+        self._loaded = Loaded(
+            target, gate, draft, TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
+        )
         self._policies: dict[tuple[str, int], Policy] = {}
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
@@ -67,7 +94,7 @@ class LanguageModel:
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
-        return LanguageModel(self.target, self.draft, self.settings)
+        return LanguageModel(self.target, self.draft, self.settings, self.gate)
 
     def stream(
         self,
@@ -84,7 +111,7 @@ class LanguageModel:
         `raw` leaves text as it is.
         """
         stats = Stats()
-        name, k = choose_decoder(decoder, k, has_draft=self.draft is not None)
+        name, k = self._choose(decoder, k)
         unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
         if unknown:
             raise InputError(
@@ -165,53 +192,17 @@ class LanguageModel:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The prompt's token ids, checked against what the model takes."""
-        tokenizer = self.target.tokenizer
-        if isinstance(prompt, str):
-            _check_text(prompt)
-            if raw or not tokenizer.chat_template:
-                return self._checked(tokenizer.encode(prompt))
-            prompt = [{"role": "user", "content": prompt}]
-        elif raw:
-            raise InputError("raw takes text, not chat messages")
-        return self._checked(self._encode_chat(prompt))
+        return encode_prompt(self.target, prompt, raw=raw)
 
-    def _encode_chat(self, messages: Messages) -> list[int]:
-        tokenizer = self.target.tokenizer
-        if not messages or not all(
-            isinstance(message, Mapping)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        ):
-            raise InputError("messages must be a non-empty list of objects with a role and a content, both strings")
-        for message in messages:
-            _check_unicode(message["content"])
-        if not tokenizer.chat_template:
-            raise InputError(f"{self.target.name} has no chat template: give it text instead of messages")
-        try:
-            return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
-        # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
-        except Exception as error:
-            raise InputError(f"{self.target.name}'s chat template does not take these messages ({error})") from error
-
-    def _checked(self, ids: list[int]) -> list[int]:
-        if not ids:
-            raise InputError("the prompt is empty: it has no tokens")
-        if len(ids) >= self.target.context_length:
-            raise InputError(
-                f"the prompt has {len(ids)} tokens, but {self.target.name} takes {self.target.context_length} with the "
-                "answer: shorten it"
-            )
-        if max(ids) >= self.target.vocabulary:
-            raise InputError(
-                f"the tokenizer gives the id {max(ids)}, but {self.target.name} has {self.target.vocabulary}"
-            )
-        return ids
+    def _choose(self, decoder: str, k: int | None) -> tuple[str, int]:
+        return choose_decoder(
+            decoder, k, has_draft=self.draft is not None, adapter_k=0 if self.gate is None else self.gate.k
+        )
 
     def _policy(self, name: str, k: int) -> Policy:
         # One per decoder and k: sequences that share a policy are drafted together.
         if (name, k) not in self._policies:
-            self._policies[name, k] = make_policy(name, k, self.target, self.draft, self._draft_forward)
+            self._policies[name, k] = make_policy(name, k, self._loaded)
         return self._policies[name, k]
 
     @contextmanager
@@ -312,20 +303,6 @@ class Answer(Iterator[Stride]):
 
     def close(self) -> None:
         self._model._give_up(self.sequence)
-
-
-def _check_text(prompt: str) -> None:
-    if not prompt.strip():
-        raise InputError("the prompt is empty: give it some text")
-    _check_unicode(prompt)
-
-
-def _check_unicode(text: str) -> None:
-    """Bytes that are no text reach us as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"the prompt is not valid Unicode (at character {error.start}): give it as UTF-8") from error
 
 
 def _is_chat(prompts: Items[object]) -> bool:

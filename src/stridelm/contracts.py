@@ -1,13 +1,8 @@
 """The two contracts that decoding is made of. A new drafter or policy is one file that keeps one of them."""
 
-from __future__ import annotations
+from typing import Protocol
 
-from typing import TYPE_CHECKING, Protocol
-
-from stridelm.types import Block, Commit, DraftTree, Sequence
-
-if TYPE_CHECKING:
-    import torch
+from stridelm.types import Block, Commit, DraftTree, Output, Sequence
 
 
 class Drafter(Protocol):
@@ -30,11 +25,13 @@ class Policy(Protocol):
     """Decides the rows of a step and which of its tokens stand."""
 
     exact: bool
+    spare_rows: int
+    """Rows that a step may need beyond the tokens that the text may still grow to."""
 
     def plan(self, sequences: list[Sequence]) -> list[Block]: ...
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], logits: list[torch.Tensor]) -> list[Commit]:
-        """`logits` holds, per sequence, the logits of its block's wanted rows."""
+    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+        """`outputs` holds, per sequence, what the model says of its block's wanted rows."""
         ...
 
     def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None: ...

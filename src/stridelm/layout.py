@@ -9,7 +9,17 @@ The rule is one sentence: a row sees the cached prefix and its own ancestors (it
     d2   # # # #    #  #  #  #
     e1   # # # #    #  #  .  .  #
 
-Shape letters: Q rows of a step, W wanted rows, q rows of one block.
+A chain of masks may hang off the last pending row and off any node, and asks what comes after it. Real rows see none:
+
+    cached prefix  p0 d1 m1 m2 n1 n2     p0-d1 as above, p0-m1-m2 and d1-n1-n2 masks
+    p0   # # # #    #
+    d1   # # # #    #  #
+    m1   # # # #    #  .  #
+    m2   # # # #    #  .  #  #
+    n1   # # # #    #  #  .  .  #
+    n2   # # # #    #  #  .  .  #  #
+
+Shape letters: Q rows of a step, M mask rows, W wanted rows, q rows of one block.
 """
 
 from collections.abc import Sequence as Items
@@ -19,21 +29,36 @@ import numpy as np
 from stridelm.types import NO_DRAFT, ROOT, Block, DraftTree, RowKind, Rows
 
 
-def make_block(start: int, pending: Items[int], tree: DraftTree = NO_DRAFT, *, reads_logits: bool = True) -> Block:
-    """A chain of pending tokens and a tree off its last one; logits of the last pending row and of every draft."""
-    count = len(pending)
-    assert count > 0, "a block needs a pending row for its tree to hang off"
+def make_block(
+    start: int,
+    pending: Items[int],
+    tree: DraftTree = NO_DRAFT,
+    *,
+    anchors: Items[int] = (),
+    masks: int = 0,
+    reads_logits: bool = True,
+) -> Block:
+    """A chain of pending tokens, a tree off its last one, and so many masks off each anchor: ROOT or a tree's node.
+
+    Wanted are the logits of the last pending row, of every draft and of every mask.
+    """
+    assert len(pending) > 0, "a block needs a pending row for its tree to hang off"
+    assert masks > 0 or not anchors, "a chain needs a mask"
+    count, real, total = len(pending), len(pending) + len(tree), len(pending) + len(tree) + masks * len(anchors)
+    # ROOT is -1: counted from the first node's row, it is the last pending one.
+    parents = [*range(ROOT, count - 1), *(count + parent for parent in tree.parents)]
+    for anchor in anchors:
+        parents += [count + anchor, *range(len(parents), len(parents) + masks - 1)]
     return Block(
         start=start,
-        tokens=(*pending, *tree.tokens),
-        parents=(
-            *range(ROOT, count - 1),
-            *(count + parent if parent != ROOT else count - 1 for parent in tree.parents),
-        ),
-        kinds=(RowKind.REAL,) * (count + len(tree)),
-        wanted=tuple(range(count - 1, count + len(tree))) if reads_logits else (),
+        tokens=(*pending, *tree.tokens, *(0,) * (total - real)),
+        parents=tuple(parents),
+        kinds=(RowKind.REAL,) * real + (RowKind.MASK,) * (total - real),
+        wanted=tuple(range(count - 1, total)) if reads_logits else (),
         pending=count,
         tree=tree,
+        mask_anchors=tuple(anchors),
+        masks=masks,
     )
 
 
@@ -73,6 +98,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
         wanted_segments.append(slice(len(wanted), len(wanted) + len(block.wanted)))
         wanted.extend(rows + row for row in block.wanted)
         rows += len(block)
+    mask_rows_M = np.flatnonzero(np.fromiter((kind for block in blocks for kind in block.kinds), np.int8, rows))
     return Rows(
         ids_Q=np.fromiter((token for block in blocks for token in block.tokens), np.int64, rows),
         positions_Q=np.concatenate(positions),
@@ -81,8 +107,18 @@ def lay_out(blocks: Items[Block]) -> Rows:
         ancestors=tuple(ancestors),
         wanted_W=np.asarray(wanted, dtype=np.int64),
         wanted_segments=tuple(wanted_segments),
-        kinds_Q=np.fromiter((kind for block in blocks for kind in block.kinds), np.int8, rows),
+        mask_rows_M=mask_rows_M,
+        mask_depths_M=_mask_depths(blocks, ancestors) if len(mask_rows_M) else mask_rows_M,
     )
+
+
+def _mask_depths(blocks: Items[Block], ancestors: Items[np.ndarray]) -> np.ndarray:
+    """How many masks each mask row sees of its block, itself included."""
+    depths: list[np.ndarray] = []
+    for block, sees in zip(blocks, ancestors, strict=True):
+        mask_rows = np.flatnonzero(np.asarray(block.kinds))
+        depths.append(sees[np.ix_(mask_rows, mask_rows)].sum(axis=1))
+    return np.concatenate(depths)
 
 
 def visible(start: int, ancestors: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray | None:

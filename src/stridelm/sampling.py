@@ -49,6 +49,17 @@ def draw(
     return int((scores_V.double() + noise_V).argmax())
 
 
+def draw_among(tokens_N: torch.Tensor, logits_V: torch.Tensor, sequence: Sequence, before: Items[int]) -> int:
+    """`draw` with all tokens but these left out: for drafts, which may be wrong and must be quick."""
+    params = sequence.params
+    scores_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
+    best = scores_N.max()
+    if params.temperature > 0 and best > -torch.inf:
+        noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
+        scores_N = keep_likely((scores_N - best) / params.temperature, params).double() + noise_N
+    return int(tokens_N[scores_N.argmax()])
+
+
 def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int) -> torch.Tensor:
     """Repetition penalty over all tokens before, presence and frequency over the answer alone, then the bias."""
     if not params.changes_logits:
@@ -93,10 +104,14 @@ def confidence(logits_WV: torch.Tensor, tokens: Items[int]) -> tuple[float, ...]
 
 
 def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Standard Gumbel noise for token ids 0 .. size - 1: SplitMix64 with the token id as its counter."""
+    """Standard Gumbel noise for token ids 0 .. size - 1."""
+    return gumbel_of(torch.arange(size, device=device), seed, choice, position)
+
+
+def gumbel_of(tokens_N: torch.Tensor, seed: int, choice: int, position: int) -> torch.Tensor:
+    """Standard Gumbel noise for these token ids: SplitMix64 with the token id as its counter."""
     key = _mix(_mix(_mix(seed) + choice) + position)
-    counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=device)
-    return _gumbel_of(_mix_tensor(counter_V * _signed(_GOLDEN) + _signed(key)))
+    return _as_gumbel(_mix_tensor((tokens_N + 1) * _signed(_GOLDEN) + _signed(key)))
 
 
 def gumbel_rows(seeds_B: torch.Tensor, positions_B: torch.Tensor, size: int) -> torch.Tensor:
@@ -105,10 +120,10 @@ def gumbel_rows(seeds_B: torch.Tensor, positions_B: torch.Tensor, size: int) -> 
     for part in (0, 0, positions_B):  # seed, choice, position
         key_B = _mix_tensor(key_B + part + _signed(_GOLDEN))
     counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=seeds_B.device)
-    return _gumbel_of(_mix_tensor(counter_V * _signed(_GOLDEN) + key_B[:, None]))
+    return _as_gumbel(_mix_tensor(counter_V * _signed(_GOLDEN) + key_B[:, None]))
 
 
-def _gumbel_of(bits: torch.Tensor) -> torch.Tensor:
+def _as_gumbel(bits: torch.Tensor) -> torch.Tensor:
     uniform = ((bits >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
     return -(-uniform.log()).log()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from stridelm.contracts import Policy
     from stridelm.model.kv_cache import Table
@@ -119,7 +120,7 @@ class RowKind(IntEnum):
     REAL = 0
     """A token of the text, committed or proposed."""
     MASK = 1
-    """The special token that asks what comes next."""
+    """Asks what comes next. Its embedding is the adapter's, so its token id is never looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +146,17 @@ class DraftTree:
                 return index
         return None
 
-    def pruned(self, depth: int, nodes: int) -> DraftTree:
-        """The first so many nodes, without those deeper than `depth`, the first level being 1."""
+    @property
+    def depths(self) -> list[int]:
+        """Every node's depth, the first level being 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
-        kept = [node for node, node_depth in enumerate(depths) if node_depth <= depth][:nodes]
+        return depths
+
+    def pruned(self, depth: int, nodes: int) -> DraftTree:
+        """The first so many nodes, without those deeper than `depth`."""
+        kept = [node for node, node_depth in enumerate(self.depths) if node_depth <= depth][:nodes]
         renamed = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return DraftTree(
             tuple(self.tokens[node] for node in kept),
@@ -164,7 +170,8 @@ NO_DRAFT = DraftTree()
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One sequence's rows of one step: a chain of pending rows, then a tree that hangs off the last of them."""
+    """One sequence's rows of one step: a chain of pending rows, a tree that hangs off the last of them, and chains of
+    masks that hang off either."""
 
     start: int
     """How many tokens of the sequence are in the cache: the position of row 0."""
@@ -178,14 +185,23 @@ class Block:
     """The first so many rows are tokens of the text that are not in the cache yet."""
     tree: DraftTree = NO_DRAFT
     """What the rows after the pending ones propose; node i is row pending + i."""
+    mask_anchors: tuple[int, ...] = ()
+    """The nodes, or ROOT for the last pending row, that a chain of masks hangs off; behind the tree, in this order."""
+    masks: int = 0
+    """Mask rows per chain."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def mask_outputs(self, anchor: int) -> slice:
+        """An anchor's mask rows among the wanted ones: the last pending row and the tree's come before them."""
+        first = 1 + len(self.tree) + self.mask_anchors.index(anchor) * self.masks
+        return slice(first, first + self.masks)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The blocks of one step, packed. Q rows in all, W of them with logits wanted."""
+    """The blocks of one step, packed. Q rows in all, W of them with logits wanted, M of them masks."""
 
     ids_Q: np.ndarray
     positions_Q: np.ndarray
@@ -197,7 +213,19 @@ class Rows:
     wanted_W: np.ndarray
     wanted_segments: tuple[slice, ...]
     """Each block's part of the W."""
-    kinds_Q: np.ndarray
+    mask_rows_M: np.ndarray
+    """The mask rows among the Q."""
+    mask_depths_M: np.ndarray
+    """How many masks are among a mask row's ancestors, itself included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the model says of a block's W wanted rows."""
+
+    logits_WV: torch.Tensor
+    hidden_WC: torch.Tensor | None = None
+    """What the output head read; only from steps that hold masks."""
 
 
 @dataclass(frozen=True, slots=True)

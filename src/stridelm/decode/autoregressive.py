@@ -3,11 +3,9 @@
 import math
 from itertools import takewhile
 
-import torch
-
 from stridelm.layout import make_block
 from stridelm.sampling import confidence, drawer
-from stridelm.types import NO_DRAFT, Block, Commit, DraftTree, FinishReason, InputError, Sequence
+from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, InputError, Output, Sequence
 from stridelm.verify import walk
 
 
@@ -15,12 +13,13 @@ class Autoregressive:
     """The pending rows and nothing else."""
 
     exact = True
+    spare_rows = 0
 
     def plan(self, sequences: list[Sequence]) -> list[Block]:
         return [next_block(sequence) for sequence in sequences]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], logits: list[torch.Tensor]) -> list[Commit]:
-        return [decide(*each) for each in zip(sequences, blocks, logits, strict=True)]
+    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+        return decide_all(sequences, blocks, outputs)
 
     def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
         """Nothing to learn."""
@@ -34,25 +33,40 @@ def reads_on(sequence: Sequence) -> bool:
     return sequence.cached + sequence.allowance < len(sequence.tokens)
 
 
-def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT) -> Block:
+def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT, masks: int = 0) -> Block:
+    """The pending rows, the tree, and so many masks off the last pending row and off every node, as far as there is
+    room for them."""
     pending = sequence.tokens[sequence.cached : sequence.cached + sequence.allowance]
     if reads_on(sequence):
         return make_block(sequence.cached, pending, reads_logits=False)
     assert sequence.table is not None
     # What the table has no room for is not drafted: fewer drafts are slower, never wrong.
-    return make_block(
-        sequence.cached, pending, tree.pruned(sequence.room - 1, sequence.table.capacity - len(sequence.tokens))
-    )
+    free = sequence.table.capacity - len(sequence.tokens)
+    tree = tree.pruned(sequence.room - 1, free)
+    anchors = _anchors(sequence, tree, masks)[: (free - len(tree)) // masks] if masks else []
+    return make_block(sequence.cached, pending, tree, anchors=anchors, masks=masks)
 
 
-def decide(sequence: Sequence, block: Block, logits_WV: torch.Tensor) -> Commit:
+def _anchors(sequence: Sequence, tree: DraftTree, masks: int) -> list[int]:
+    """Where masks are of use: a token is left to be drafted after the one that the anchor itself gives, and the chain
+    stays within the context."""
+    deepest = min(sequence.room - 3, sequence.context_length - len(sequence.tokens) - masks)
+    return [node for node, depth in zip(range(ROOT, len(tree)), (0, *tree.depths), strict=True) if depth <= deepest]
+
+
+def decide_all(sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+    return [decide(*each) for each in zip(sequences, blocks, outputs, strict=True)]
+
+
+def decide(sequence: Sequence, block: Block, output: Output) -> Commit:
     """Walk the block's tree with the sequence's own draws. Wanted row 0 is the last pending, row i + 1 is node i."""
     pending = tuple(range(block.pending))
     if not block.wanted:
         return Commit(kept=pending)
+    logits_WV = output.logits_WV[: 1 + len(block.tree)]  # masks come behind
     draw = drawer(logits_WV, sequence)
     path, emitted = walk(block.tree, lambda node, before: draw(node + 1, before), sequence.tokens)
-    tokens = tuple(_until_end(emitted, sequence.eos_ids))
+    tokens = tuple(until_end(emitted, sequence.eos_ids))
     finish_reason: FinishReason | None = None
     if tokens[-1] in sequence.eos_ids:
         finish_reason = "stop"
@@ -71,7 +85,7 @@ def decide(sequence: Sequence, block: Block, logits_WV: torch.Tensor) -> Commit:
     )
 
 
-def _until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
+def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
     """The tokens up to the first that ends the text, that one included."""
     before_end = list(takewhile(lambda token: token not in eos_ids, tokens))
     return tokens[: len(before_end) + 1]

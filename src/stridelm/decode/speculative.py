@@ -1,16 +1,15 @@
 """Verified drafts: what a drafter proposes is checked in the same forward, so that the text stays the model's own."""
 
-import torch
-
 from stridelm.contracts import Drafter
-from stridelm.decode.autoregressive import decide, next_block, reads_on
-from stridelm.types import Block, Commit, Sequence
+from stridelm.decode.autoregressive import decide_all, next_block, reads_on
+from stridelm.types import Block, Commit, Output, Sequence
 
 
 class Speculative:
     """Any drafter's trees, verified."""
 
     exact = True
+    spare_rows = 0
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
@@ -23,8 +22,8 @@ class Speculative:
             for sequence in sequences
         ]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], logits: list[torch.Tensor]) -> list[Commit]:
-        return [decide(*each) for each in zip(sequences, blocks, logits, strict=True)]
+    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+        return decide_all(sequences, blocks, outputs)
 
     def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
         self.drafter.observe(sequences, commits)

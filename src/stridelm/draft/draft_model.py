@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
 from stridelm.sampling import drawer
-from stridelm.types import Block, Commit, DraftTree, Sequence
+from stridelm.types import Block, Commit, DraftTree, Output, Sequence
 
 _ROWS = 512
 """Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
@@ -91,16 +89,16 @@ class ModelDrafter:
         if not sequences:
             return
         drafts = [self._drafts[sequence] for sequence in sequences]
-        logits = self._read(drafts, [make_block(draft.table.length, draft.unread) for draft in drafts])
-        for sequence, draft, logits_WV in zip(sequences, drafts, logits, strict=True):
-            draw = drawer(logits_WV[:, : self.target_vocabulary], sequence)
+        outputs = self._read(drafts, [make_block(draft.table.length, draft.unread) for draft in drafts])
+        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
+            draw = drawer(output.logits_WV[:, : self.target_vocabulary], sequence)
             draft.tokens.append(draw(0, draft.tokens))
 
-    def _read(self, drafts: list[_Draft], blocks: list[Block]) -> list[torch.Tensor]:
-        logits = self.forward(lay_out(blocks), [draft.table for draft in drafts])
+    def _read(self, drafts: list[_Draft], blocks: list[Block]) -> list[Output]:
+        outputs = self.forward(lay_out(blocks), [draft.table for draft in drafts])
         for draft, block in zip(drafts, blocks, strict=True):
             self.forward.cache.keep(draft.table, range(len(block)))
-        return logits
+        return outputs
 
     def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
         """Forget what was read of rejected drafts."""

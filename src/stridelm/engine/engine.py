@@ -44,11 +44,11 @@ class Engine:
         if not batch:
             return []
         blocks = [block for policy, part in _policies(batch) for block in policy.plan(batch[part])]
-        logits = self.forward(lay_out(blocks), [cast(Table, sequence.table) for sequence in batch])
+        outputs = self.forward(lay_out(blocks), [cast(Table, sequence.table) for sequence in batch])
         commits = [
             commit
             for policy, part in _policies(batch)
-            for commit in policy.commit(batch[part], blocks[part], logits[part])
+            for commit in policy.commit(batch[part], blocks[part], outputs[part])
         ]
         self._keep(batch, blocks, commits)
         return self._emit(batch, commits)

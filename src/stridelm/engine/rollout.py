@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional
 
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.load import Checkpoint
@@ -183,12 +182,12 @@ class _DecodeRows:
         sees_BW = self.sees_BW if window is None else self.sees_BW & (self.behind_BW < window)
         heads, places, size = query_HBD.shape
         if softcap is None and sinks_H is None:
-            # The query heads of a key head pass as rows of it: nothing is repeated.
-            grouped = query_HBD.transpose(0, 1).reshape(places, keys_BGWD.shape[1], -1, size)
-            output = functional.scaled_dot_product_attention(
-                grouped, keys_BGWD, values_BGWD, attn_mask=sees_BW[:, None, None], scale=scaling
-            )
-            return output.reshape(places, heads, -1)
+            # The query heads of a key head pass as rows of it: nothing is repeated. Written out, because fused kernels are
+            # made for many rows: on an H200 with 1,536 places and long prompts this was four times as fast.
+            grouped_BGrD = query_HBD.transpose(0, 1).reshape(places, keys_BGWD.shape[1], -1, size)
+            scores_BGrW = grouped_BGrD @ keys_BGWD.transpose(2, 3) * (scaling or size**-0.5)
+            weights_BGrW = scores_BGrW.masked_fill(~sees_BW[:, None, None], -torch.inf).softmax(dim=-1)
+            return (weights_BGrW @ values_BGWD).reshape(places, heads, -1)
         query_BH1D = query_HBD.transpose(0, 1).unsqueeze(2)
         output = attend_dense(query_BH1D, keys_BGWD, values_BGWD, sees_BW[:, None, None], scaling, softcap, sinks_H)
         return output.squeeze(2)

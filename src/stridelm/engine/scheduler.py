@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from stridelm.model.kv_cache import KVCache, blocks_for
+from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.types import InputError, Sequence
 
 MOST_SEQUENCES = 64
@@ -29,10 +29,13 @@ class Scheduler:
     def schedule(self) -> list[Sequence]:
         """Admit whom there is room for, then let everyone in who has rows to run."""
         while self.waiting and len(self.running) < MOST_SEQUENCES:
-            if blocks_for(_most_tokens(self.waiting[0])) > self.cache.free_blocks:
+            free = self.cache.free_blocks
+            if blocks_for(_most_tokens(self.waiting[0])) > free:
                 break
             sequence = self.waiting.popleft()
-            sequence.table = self.cache.open(reserve=_most_tokens(sequence))
+            # Spare rows are a luxury: a sequence that has no room for them starts all the same.
+            reserve = min(_most_tokens(sequence) + sequence.policy.spare_rows, free * BLOCK_SIZE)
+            sequence.table = self.cache.open(reserve)
             self.running.append(sequence)
         left = PREFILL_ROWS
         for sequence in self.running:

@@ -6,40 +6,64 @@ import torch
 from transformers import PreTrainedModel
 
 from stridelm.model.attention import Step
+from stridelm.model.gated import Gate
 from stridelm.model.kv_cache import KVCache, Table
 from stridelm.model.llama_layer import has_llama_layers, run_llama
-from stridelm.types import RowKind, Rows
+from stridelm.types import Output, Rows
 
 
 class TorchForward:
     """A transformers model with a KV cache of its own. Several of these may share a model."""
 
-    def __init__(self, network: PreTrainedModel, cache: KVCache) -> None:
+    def __init__(self, network: PreTrainedModel, cache: KVCache, gate: Gate | None = None) -> None:
+        """`gate` is what `attach` gave for this network, and lets steps hold mask rows."""
         self.network = network
         self.cache = cache
+        self.gate = gate
         # Models of replaced layers skip transformers' own way around them.
         self._run = run_llama if has_llama_layers(network) else _run_transformers
         self.windows: dict[int, int | None] = {}
         """Layer -> the sliding window that it asked for in the latest step."""
 
     @torch.inference_mode()
-    def __call__(self, rows: Rows, tables: list[Table]) -> list[torch.Tensor]:
-        """Append the rows to the cache and return, per block, the logits of its wanted rows."""
-        assert not rows.kinds_Q.any(), f"{RowKind.MASK!r} rows need an adapter"
+    def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
         device, dtype = self.network.device, self.network.dtype
         step = Step(rows, self.cache, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
-        logits_WV = self._run(self.network, ids_1Q, positions_1Q, torch.from_numpy(rows.wanted_W).to(device), step)
+        wanted_W = torch.from_numpy(rows.wanted_W).to(device)
+        hidden_WC = None
+        if len(rows.mask_rows_M):
+            assert self.gate is not None, "mask rows need an adapter"
+            with self.gate.open(rows) as in_flight:
+                embedded_1QC = self.gate.embed(rows, in_flight)
+                logits_WV = self._run(self.network, ids_1Q, embedded_1QC, positions_1Q, wanted_W, step)
+            hidden_WC = in_flight.hidden_WC
+        else:
+            logits_WV = self._run(self.network, ids_1Q, None, positions_1Q, wanted_W, step)
         self.windows = step.windows
         assert len(logits_WV) == len(rows.wanted_W), "the model gave logits for other rows than were asked for"
-        return [logits_WV[segment] for segment in rows.wanted_segments]
+        return [
+            Output(logits_WV[segment], None if hidden_WC is None else hidden_WC[segment])
+            for segment in rows.wanted_segments
+        ]
 
 
 def _run_transformers(
-    network: PreTrainedModel, ids_1Q: torch.Tensor, positions_1Q: torch.Tensor, wanted_W: torch.Tensor, step: Step
+    network: PreTrainedModel,
+    ids_1Q: torch.Tensor,
+    embedded_1QC: torch.Tensor | None,
+    positions_1Q: torch.Tensor,
+    wanted_W: torch.Tensor,
+    step: Step,
 ) -> torch.Tensor:
     """The logits of the wanted rows."""
     output = network(
-        input_ids=ids_1Q, position_ids=positions_1Q, logits_to_keep=wanted_W, use_cache=False, stride_step=step
+        input_ids=ids_1Q if embedded_1QC is None else None,
+        inputs_embeds=embedded_1QC,
+        position_ids=positions_1Q,
+        logits_to_keep=wanted_W,
+        use_cache=False,
+        stride_step=step,
     )
     return cast(torch.Tensor, output.logits)[0].float()

@@ -26,7 +26,12 @@ class TransposedLinear:
     def __init__(self, linears: list[nn.Linear]) -> None:
         self.weight_t = _joined_weight(linears).t().contiguous()
         self.bias = _joined_bias(linears)
-        self.out_features = self.weight_t.shape[1]
+        self.in_features, self.out_features = self.weight_t.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Out x in, as a view."""
+        return self.weight_t.t()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = torch.matmul(x, self.weight_t)
@@ -40,7 +45,12 @@ class PackedLinear:
         weight = _joined_weight(linears)
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.bias = _joined_bias(linears)
-        self.out_features = weight.shape[0]
+        self.out_features, self.in_features = weight.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Out x in, unpacked into new memory."""
+        return self.packed.to_dense()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.numel() == 0:
@@ -79,15 +89,16 @@ def store_linears(model: nn.Module, storage: type[StoredLinear]) -> int:
                 shared, first = Shared(storage(group)), 0
                 for name in names:
                     last = first + linears.pop(name).out_features
-                    _replace(parent, name, Part(shared, first, last))
+                    replace(parent, name, Part(shared, first, last))
                     first = last
             group.clear()
         for name in list(linears):
-            _replace(parent, name, storage([linears.pop(name)]))
+            replace(parent, name, storage([linears.pop(name)]))
     return replaced
 
 
-def _replace(parent: nn.Module, name: str, by: object) -> None:
+def replace(parent: nn.Module, name: str, by: object) -> None:
+    """Put any callable where a module was."""
     delattr(parent, name)
     setattr(parent, name, by)
 
@@ -111,6 +122,7 @@ class Part:
     def __init__(self, shared: Shared, first: int, last: int) -> None:
         self.shared = shared
         self.first, self.last = first, last
+        self.in_features, self.out_features = shared.linear.in_features, last - first
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         shared, latest = self.shared, self.shared.latest

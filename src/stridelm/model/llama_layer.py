@@ -19,6 +19,13 @@ from stridelm.model.attention import Step, attend_rows, layer_window
 from stridelm.model.linear import StoredLinear
 
 _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
+_SLOTS = {
+    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention_output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""The layer's own products -> the linear layers that each of them joins, by their names in the replaced layer."""
 
 
 def fuse_layers(network: nn.Module, storage: type[StoredLinear]) -> None:
@@ -40,11 +47,16 @@ def has_llama_layers(network: Any) -> bool:
 
 
 def run_llama(
-    network: Any, ids_1Q: torch.Tensor, positions_1Q: torch.Tensor, wanted_W: torch.Tensor, step: Step
+    network: Any,
+    ids_1Q: torch.Tensor,
+    embedded_1QC: torch.Tensor | None,
+    positions_1Q: torch.Tensor,
+    wanted_W: torch.Tensor,
+    step: Step,
 ) -> torch.Tensor:
     """Embedding, layers, norm and head, without what transformers does around them; logits of the wanted rows."""
     decoder = network.base_model
-    hidden_1QC = decoder.embed_tokens(ids_1Q)
+    hidden_1QC = decoder.embed_tokens(ids_1Q) if embedded_1QC is None else embedded_1QC
     cosine_1QD, sine_1QD = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
     # Signed for `x cos + rolled x sin`.
     sine_1QD = torch.cat([-sine_1QD[..., : sine_1QD.shape[-1] // 2], sine_1QD[..., sine_1QD.shape[-1] // 2 :]], dim=-1)
@@ -60,19 +72,20 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, layer: Any, storage: type[StoredLinear]) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
+        attention = layer.self_attn
         self.layer_index = attention.layer_idx
         self.head_size = attention.head_dim
         self.scaling = attention.scaling
         self.window = layer_window(attention.config, attention.layer_idx)
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.key_heads = attention.k_proj.out_features // self.head_size
-        self.query_key_value = storage([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.attention_output = storage([attention.o_proj])
-        self.gate_up = storage([mlp.gate_proj, mlp.up_proj])
-        self.down = storage([mlp.down_proj])
+        self.query_key_value, self.attention_output, self.gate_up, self.down = (
+            storage([layer.get_submodule(name) for name in names]) for names in _SLOTS.values()
+        )
         self.norm_before_attention = _Norm(layer.input_layernorm)
         self.norm_before_mlp = _Norm(layer.post_attention_layernorm)
+        self.places = _places(layer)
+        """Linear layer of the replaced layer -> the product that it is part of here, its first and its last column."""
 
     def forward(
         self,
@@ -100,6 +113,17 @@ class LlamaLayer(nn.Module):
         hidden_QC = hidden_QC + self.attention_output(attended_QHD.reshape(len(hidden_QC), -1))
         gate, up = self.gate_up(self.norm_before_mlp(hidden_QC)).chunk(2, dim=-1)
         return hidden_QC.add_(self.down(functional.silu(gate).mul_(up)))
+
+
+def _places(layer: Any) -> dict[str, tuple[str, int, int]]:
+    places: dict[str, tuple[str, int, int]] = {}
+    for slot, names in _SLOTS.items():
+        first = 0
+        for name in names:
+            last = first + layer.get_submodule(name).out_features
+            places[name] = slot, first, last
+            first = last
+    return places
 
 
 class _Norm:

@@ -159,7 +159,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.ones(1, device=device).item()
         if device.type == "cuda":
-            # cuDNN's attention is wrong on our layouts: on an H200 in bfloat16 (torch 2.11) logits were off by their size
+            # cuDNN's attention is wrong on our layouts: on an H200 (torch 2.11, bfloat16) logits were off by their
+            # own size.
             torch.backends.cuda.enable_cudnn_sdp(False)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]

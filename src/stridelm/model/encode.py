@@ -1,0 +1,71 @@
+"""From a prompt, text or chat, to the token ids that a model takes."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+
+from stridelm.model.load import Checkpoint
+from stridelm.types import InputError
+
+Messages = Items[Mapping[str, str]]
+"""A chat: [{"role": "user", "content": "..."}, ...]."""
+Prompt = str | Messages
+
+
+def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
+    user's turn, if it has one; `raw` leaves text as it is."""
+    if isinstance(prompt, str):
+        _check_text(prompt)
+        if raw or not model.tokenizer.chat_template:
+            return _checked(model, model.tokenizer.encode(prompt))
+        prompt = [{"role": "user", "content": prompt}]
+    elif raw:
+        raise InputError("raw takes text, not chat messages")
+    return _checked(model, _encode_chat(model, prompt))
+
+
+def _encode_chat(model: Checkpoint, messages: Messages) -> list[int]:
+    tokenizer = model.tokenizer
+    if not messages or not all(
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in messages
+    ):
+        raise InputError("messages must be a non-empty list of objects with a role and a content, both strings")
+    for message in messages:
+        _check_unicode(message["content"])
+    if not tokenizer.chat_template:
+        raise InputError(f"{model.name} has no chat template: give it text instead of messages")
+    try:
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
+    # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
+    except Exception as error:
+        raise InputError(f"{model.name}'s chat template does not take these messages ({error})") from error
+
+
+def _checked(model: Checkpoint, ids: list[int]) -> list[int]:
+    if not ids:
+        raise InputError("the prompt is empty: it has no tokens")
+    if len(ids) >= model.context_length:
+        raise InputError(
+            f"the prompt has {len(ids)} tokens, but {model.name} takes {model.context_length} with the answer: "
+            "shorten it"
+        )
+    if max(ids) >= model.vocabulary:
+        raise InputError(f"the tokenizer gives the id {max(ids)}, but {model.name} has {model.vocabulary}")
+    return ids
+
+
+def _check_text(prompt: str) -> None:
+    if not prompt.strip():
+        raise InputError("the prompt is empty: give it some text")
+    _check_unicode(prompt)
+
+
+def _check_unicode(text: str) -> None:
+    """Bytes that are no text reach us as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the prompt is not valid Unicode (at character {error.start}): give it as UTF-8") from error

@@ -1,0 +1,202 @@
+"""The gated adapter at work: low-rank parts and an embedding of their own for the mask rows of a step, for no others.
+
+Each linear layer that the adapter names is wrapped. The base model's product runs over all rows as it would without the
+adapter; what the low-rank part gives is then added to the mask rows. So what a real row says is, bit for bit, what it
+says when the adapter is all zeros. Which rows are masks travels with the forward in flight, in a context variable, not
+on the network: engines on several threads share one.
+
+Shape letters: Q rows of a step, M mask rows, W wanted rows, I inputs and O outputs of a layer, R rank, D depths of a
+chain, C model width, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from stridelm.model.adapter import Adapter
+from stridelm.model.linear import Part, StoredLinear, replace
+from stridelm.model.llama_layer import LlamaLayer
+from stridelm.types import InputError, Rows
+
+
+@dataclass(slots=True)
+class GatedPass:
+    """A forward over rows that are masks in part, for the layers that treat these apart."""
+
+    rows: int
+    masks: slice | torch.Tensor
+    """The mask rows: a slice where they lie in one run, as those of a single sequence do, for the sake of speed."""
+    hidden_WC: torch.Tensor | None = None
+    """What the output head read; filled when it runs."""
+
+
+_PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
+
+
+class Gate:
+    """What an adapter brings beside its low-rank parts, on the device of the network that it is attached to."""
+
+    def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
+        self.k = adapter.config.k
+        self.device = network.device
+        self.embedding = network.get_input_embeddings()
+        self.mask_embedding_DC = adapter.mask_embedding.to(network.device, network.dtype)
+        head = adapter.sequential_head()
+        self.sequential_head = None if head is None else head.to(network.device)
+        self.output_weight_VC = None if head is None else _output_weight(network)
+        """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
+        self.softcap: float | None = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+
+    @contextmanager
+    def open(self, rows: Rows) -> Iterator[GatedPass]:
+        """While this is open, the network's forward is one over these rows."""
+        first, last = int(rows.mask_rows_M[0]), int(rows.mask_rows_M[-1])
+        is_run = last - first + 1 == len(rows.mask_rows_M)
+        masks = slice(first, last + 1) if is_run else torch.from_numpy(rows.mask_rows_M).to(self.device)
+        in_flight = GatedPass(len(rows.ids_Q), masks)
+        token = _PASS.set(in_flight)
+        try:
+            yield in_flight
+        finally:
+            _PASS.reset(token)
+
+    def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
+        """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
+        ids_Q = torch.from_numpy(rows.ids_Q).to(self.device, copy=True)
+        ids_Q[in_flight.masks] = 0
+        embedded_QC = self.embedding(ids_Q)
+        depths_M = np.minimum(rows.mask_depths_M, len(self.mask_embedding_DC)) - 1
+        embedded_QC[in_flight.masks] = self.mask_embedding_DC[torch.from_numpy(depths_M).to(self.device)]
+        return embedded_QC[None]
+
+
+def _output_weight(network: PreTrainedModel) -> torch.Tensor:
+    # A tied matrix is held as the embedding anyway, with rows that lie together; the head may have stored it otherwise.
+    tied = network.config.get_text_config().tie_word_embeddings
+    holder: Any = network.get_input_embeddings() if tied else network.get_output_embeddings()
+    return holder.weight
+
+
+def attach(network: PreTrainedModel, adapter: Adapter) -> Gate:
+    """Wrap the network's layers, whichever form they have. A network takes one adapter, once."""
+    assert not isinstance(network.get_output_embeddings(), _Tap), "the network has an adapter already"
+    parts: dict[tuple[nn.Module, str], list[_LowRank]] = {}
+    for target in adapter.config.targets:
+        owner, name, part = _find(network, adapter, target)
+        parts.setdefault((owner, name), []).append(part)
+    gate = Gate(network, adapter)
+    for (owner, name), low_ranks in parts.items():
+        replace(owner, name, GatedLinear(getattr(owner, name), low_ranks))
+    for owner, name in [place for module in network.modules() for place in _mixtures(module)]:
+        replace(owner, name, _Experts(getattr(owner, name)))
+    network.set_output_embeddings(_Tap(network.get_output_embeddings()))
+    return gate
+
+
+@dataclass(frozen=True, slots=True)
+class _LowRank:
+    """The factors of one linear layer, and the columns of the product that are that layer's."""
+
+    first: int
+    last: int
+    down_RI: torch.Tensor
+    up_OR: torch.Tensor
+
+
+def _find(network: PreTrainedModel, adapter: Adapter, target: str) -> tuple[nn.Module, str, _LowRank]:
+    """The module and the attribute of it that hold a linear layer, and what to add to its product."""
+    owner: Any = network
+    path = target.split(".")
+    while len(path) > 1 and not isinstance(owner, LlamaLayer):
+        owner = getattr(owner, path.pop(0), None)
+    name, first, last = ".".join(path), 0, None
+    if isinstance(owner, LlamaLayer):
+        name, first, last = owner.places.get(name, (name, 0, None))
+    linear = getattr(owner, name, None)
+    if not isinstance(linear, nn.Linear | StoredLinear | Part):
+        raise InputError(
+            f"the adapter changes {target}, but {network.config.model_type} has no such linear layer: use the adapter "
+            "of this model"
+        )
+    last = linear.out_features if last is None else last
+    down_RI, up_OR = (factor.to(network.device, network.dtype) for factor in adapter.low_rank(target))
+    if (down_RI.shape[1], up_OR.shape[0]) != (linear.in_features, last - first):
+        raise InputError(
+            f"the adapter's {target} takes {down_RI.shape[1]} values to {up_OR.shape[0]}, the model's "
+            f"{linear.in_features} to {last - first}: use the adapter of this model"
+        )
+    return owner, name, _LowRank(first, last, down_RI, up_OR)
+
+
+class GatedLinear:
+    """A product of the base model, whose columns may be those of several layers, and their low-rank parts."""
+
+    def __init__(self, base: Any, low_ranks: list[_LowRank]) -> None:
+        self.base = base
+        # The parts read the same input, so that their first factors are one product, stored in the order it reads.
+        self.down_IR = torch.cat([part.down_RI for part in low_ranks]).t().contiguous()
+        self.ups = [(part.first, part.last, part.up_OR.t().contiguous()) for part in low_ranks]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.base(x)
+        in_flight = _PASS.get()
+        if in_flight is not None:
+            assert x.shape[-2] == in_flight.rows, "a gated layer must see all rows of a step, one behind the other"
+            self._add(product, x, in_flight.masks)
+        return product
+
+    def _add(self, product: torch.Tensor, x: torch.Tensor, masks: slice | torch.Tensor) -> None:
+        low_MR = x.reshape(-1, x.shape[-1])[masks] @ self.down_IR
+        product_QO = product.view(-1, product.shape[-1])
+        for (first, last, up_RO), part_MR in zip(self.ups, low_MR.chunk(len(self.ups), dim=-1), strict=True):
+            product_QO[masks, first:last] += part_MR @ up_RO
+
+
+def _mixtures(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """The children that hold experts: their weights are matrices, stacked."""
+    return [
+        (module, name)
+        for name, child in module.named_children()
+        if any(weight.dim() == 3 for weight in child.parameters(recurse=False))
+    ]
+
+
+class _Experts:
+    """A mixture's experts, each of which takes its rows as one product. Its size decides how it is rounded, so mask
+    rows go through apart: where they are sent must not show in what real rows say."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        self.experts = experts
+
+    def __call__(self, x_QC: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+        in_flight = _PASS.get()
+        if in_flight is None:
+            return self.experts(x_QC, *routing)
+        assert len(x_QC) == in_flight.rows, "experts must see all rows of a step, one behind the other"
+        is_mask_Q = torch.zeros(len(x_QC), dtype=torch.bool, device=x_QC.device)
+        is_mask_Q[in_flight.masks] = True
+        output_QC = torch.empty_like(x_QC)
+        for rows_Q in (~is_mask_Q, is_mask_Q):
+            output_QC[rows_Q] = self.experts(x_QC[rows_Q], *(each[rows_Q] for each in routing))
+        return output_QC
+
+
+class _Tap(nn.Module):
+    """The output head, noting what it reads."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        in_flight = _PASS.get()
+        if in_flight is not None:
+            in_flight.hidden_WC = hidden.reshape(-1, hidden.shape[-1])
+        return self.head(hidden)
