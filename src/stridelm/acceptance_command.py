@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from stridelm.api import LanguageModel
+from stridelm.api import adapter_folder
 from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model import builtin
 from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.encode import encode_prompt
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.student import Student
 from stridelm.prompts import PromptLine, read_prompts
@@ -45,7 +45,7 @@ def run(request: Request) -> None:
     if not 1 <= request.batch <= _LARGEST_BATCH:
         raise InputError(f"--batch must be between 1 and {_LARGEST_BATCH}, not {request.batch}")
     lines = read_prompts(request.prompts)
-    folder = request.adapter or (builtin.builtin_adapter() if request.model == builtin.NAME else None)
+    folder = adapter_folder(request.model, request.adapter)
     if folder is None:
         raise InputError(f"{request.model} has no adapter of its own: name one with --adapter")
     adapter = load_adapter(folder)
@@ -74,11 +74,10 @@ def run(request: Request) -> None:
 
 def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, display: Display) -> dict[int, Text]:
     """The base model's own greedy answers, by the prompts' numbers."""
-    encoder = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=16))
     prompts: list[Prompt] = []
     for line in lines:
         try:
-            tokens = encoder.encode(line.prompt)
+            tokens = encode_prompt(checkpoint, line.prompt)
         except InputError as error:
             raise InputError(f"{line.place}: {error}") from error
         prompts.append(Prompt(tuple(tokens), min(request.max_tokens, checkpoint.context_length - len(tokens))))

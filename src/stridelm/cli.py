@@ -12,7 +12,7 @@ import typer
 import stridelm
 from stridelm.cli_options import with_settings
 from stridelm.settings import AUTO, DECODERS, DEFAULT_K, DEFAULT_MODEL, LoadSettings
-from stridelm.train.settings import PlaceSettings, TrainSettings
+from stridelm.train.settings import PlaceSettings, TrainingFailed, TrainSettings
 from stridelm.types import InputError, SamplingParams
 
 app = typer.Typer(
@@ -172,6 +172,9 @@ def main() -> None:
     except BrokenPipeError:
         # Whoever read our output has left; typer ends in 1, too, when it sees this first.
         _drop_output()
+        status = 1
+    except TrainingFailed as error:
+        print(f"stridelm: {error}", file=sys.stderr)
         status = 1
     except Exception as error:
         message = _complaint(error)

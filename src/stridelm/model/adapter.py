@@ -132,8 +132,9 @@ def load_adapter(folder: Path) -> Adapter:
                 f"{file}: is of format {found[0]} version {found[1]}, but this version of StrideLM reads {FORMAT} "
                 f"version {VERSION}"
             )
-        known = {field.name: entry[field.name] for field in fields(AdapterConfig)}
-        config = AdapterConfig(**{n: tuple(v) if isinstance(v, list) else v for n, v in known.items()})
+        known: dict[str, Any] = {field.name: entry[field.name] for field in fields(AdapterConfig)}
+        known |= {name: tuple(known[name]) for name in ("targets", "unadapted")}
+        config = AdapterConfig(**known)
         shards = [folder / name for name in entry["shards"]]
     except InputError:
         raise

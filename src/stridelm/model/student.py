@@ -142,7 +142,8 @@ def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str
     free = [token for token in range(vocabulary) if token not in used]
     if free:
         return MASK_TOKEN, free[0]
-    for name, token in sorted(tokenizer.get_added_vocab().items(), key=lambda entry: entry[1]):
+    added: dict[str, int] = tokenizer.get_added_vocab()  # type: ignore[operator]
+    for name, token in sorted(added.items(), key=lambda entry: entry[1]):
         if any(word in name.lower() for word in _UNUSED) and token < vocabulary:
             return name, token
     return MASK_TOKEN, max(vocabulary, max(used) + 1)
@@ -150,7 +151,8 @@ def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str
 
 def run(network: PreTrainedModel, rows: Any, positions_1Q: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
     """A pass through a network's layers: the final hidden states, Q x C."""
-    output = network.base_model(position_ids=positions_1Q, use_cache=False, stride_step=rows, **inputs)
+    base: Any = network.base_model
+    output = base(position_ids=positions_1Q, use_cache=False, stride_step=rows, **inputs)
     return output.last_hidden_state[0]
 
 

@@ -18,12 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stridelm.api import LanguageModel, Prompt
 from stridelm.engine.rollout import Prompt as Request
 from stridelm.engine.rollout import RolloutEngine
+from stridelm.model.encode import Prompt, encode_prompt
 from stridelm.model.load import Checkpoint
-from stridelm.prompts import PromptLine
-from stridelm.settings import LoadSettings
+from stridelm.prompts import PromptLine, read_prompts
 from stridelm.train.files import read_json, read_tensors, write_json, write_tensors, write_text
 from stridelm.train.near_duplicates import Sieve
 from stridelm.train.self_prompts import made_up, sift
@@ -34,6 +33,7 @@ DEFAULT_SELF_PROMPTS = 4096
 MANIFEST = "manifest.json"
 _PART = 512
 """Answers in a file: what a killed run loses at most, and one round of made-up prompts."""
+_LEAST_ANSWER = 4
 _SELF_SEED = 2**40
 """Seeds of made-up prompts start here, out of the way of the answers'."""
 
@@ -69,8 +69,7 @@ class RolloutStore:
         self.checkpoint = checkpoint
         self.settings = settings
         self.report = report
-        self.encoder = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=16))
-        self.given = [_checked(self.encoder, line) for line in lines]
+        self.given = [_checked(checkpoint, line) for line in lines]
         wanted = settings.self_prompts
         self.self_prompts = (0 if lines else DEFAULT_SELF_PROMPTS) if wanted is None else wanted
         if not self.given and not self.self_prompts:
@@ -103,7 +102,7 @@ class RolloutStore:
         else:
             write_json(file, manifest)
         prompts = self._prompts()
-        encoded = [tuple(self.encoder.encode(prompt)) for prompt in prompts]
+        encoded = [tuple(encode_prompt(self.checkpoint, prompt)) for prompt in prompts]
         held_out = min(self.settings.held_out, max(1, len(prompts) // 5))
         if len(prompts) < 2:
             raise InputError("one prompt is too few: some are trained on, some are held out to measure on")
@@ -125,9 +124,9 @@ class RolloutStore:
     def _prompts(self) -> list[Prompt]:
         file = self.folder / "prompts.jsonl"
         if file.is_file():
-            return [json.loads(line)["messages_or_text"] for line in file.read_text(encoding="utf-8").splitlines()]
+            return [line.prompt for line in read_prompts(file)]
         prompts: list[Prompt] = [*self.given, *self._make_up()]
-        write_text(file, "".join(json.dumps({"messages_or_text": prompt}) + "\n" for prompt in prompts))
+        write_text(file, "".join(json.dumps(_as_line(prompt)) + "\n" for prompt in prompts))
         return prompts
 
     def _make_up(self) -> list[str]:
@@ -200,16 +199,21 @@ class RolloutStore:
         return RolloutEngine(self.checkpoint, self.settings.rollout_batch, min(width, self.checkpoint.context_length))
 
 
-def _checked(encoder: LanguageModel, line: PromptLine) -> Prompt:
+def _as_line(prompt: Prompt) -> dict[str, Prompt]:
+    """As `read_prompts` reads it."""
+    return {"prompt" if isinstance(prompt, str) else "messages": prompt}
+
+
+def _checked(checkpoint: Checkpoint, line: PromptLine) -> Prompt:
     """A prompt of the file, if the model can take it."""
     try:
-        tokens = encoder.encode(line.prompt)
+        tokens = encode_prompt(checkpoint, line.prompt)
     except InputError as error:
         raise InputError(f"{line.place}: {error}") from error
-    if len(tokens) + 4 > encoder.target.context_length:
+    if len(tokens) + _LEAST_ANSWER > checkpoint.context_length:
         raise InputError(
             f"{line.place}: the prompt has {len(tokens)} tokens, which leaves no room for an answer in a context of "
-            f"{encoder.target.context_length}: shorten it"
+            f"{checkpoint.context_length}: shorten it"
         )
     return line.prompt
 

@@ -7,6 +7,10 @@ from stridelm.types import InputError
 AUTO_DTYPE = "auto"
 
 
+class TrainingFailed(RuntimeError):
+    """The loss is no number any more: exit status 1, for the user has done nothing wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlaceSettings:
     """Where and how a measurement runs."""

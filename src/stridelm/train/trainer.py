@@ -17,17 +17,13 @@ from stridelm.train.batches import Batches
 from stridelm.train.checkpoint import load_checkpoint_state, save_checkpoint
 from stridelm.train.objective import Distill
 from stridelm.train.rollouts import Rollouts, Text
-from stridelm.train.settings import TrainSettings
+from stridelm.train.settings import TrainingFailed, TrainSettings
 
 METRICS = "metrics.jsonl"
 _LOOK_EVERY = 10
 """Steps between looks at the loss: on a GPU each look waits for all that is under way."""
 _MEASURED_TOKENS = 200
 """Of every held-out answer."""
-
-
-class TrainingFailed(RuntimeError):
-    """The loss is no number any more."""
 
 
 Watch = Callable[[dict[str, Any]], None]
