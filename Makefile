@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo picture test test-slow lint bench clean
+.PHONY: help setup demo picture tables test test-slow lint bench clean
 
 help:
 	@echo "make demo       race one token at a time against several, on the built-in model"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-slow  the long checks, too"
 	@echo "make bench      our plain decoding against transformers' generate"
 	@echo "make picture    draw docs/race.svg anew"
+	@echo "make tables     fill the tables of the docs from the settings and bench/results"
 	@echo "make clean      remove the virtual environment"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
@@ -22,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(VENV); this takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,train]'
 	@touch $@
 
 setup: $(VENV)/.ready
@@ -41,6 +42,9 @@ demo: setup
 
 picture: setup
 	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
+
+tables: setup
+	$(BIN)/python docs/fill_tables.py
 
 test: setup
 	$(BIN)/ruff check .

@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from stridelm import cli, generate_command, models_command
+from stridelm import acceptance_command, cli, generate_command, models_command, train_command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -25,13 +27,19 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    monkeypatch.setattr(generate_command, "run", asked.append)
+    for module in (generate_command, train_command, acceptance_command):
+        monkeypatch.setattr(module, "run", asked.append)
     monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))
     monkeypatch.setattr("sys.argv", shlex.split(command))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
     assert len(asked) == 1
+
+
+def test_tables_are_those_of_the_code_and_of_what_was_measured() -> None:
+    done = subprocess.run([sys.executable, "docs/fill_tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_make_targets_exist() -> None:

@@ -1,0 +1,105 @@
+"""Fill the tables of docs/training.md and README.md: settings from the code, figures from bench/results. `make tables`.
+
+A table stands between two marks, `<!-- name -->` and `<!-- end name -->`; nobody types figures there.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stridelm.cli_options import field_docs
+from stridelm.train.settings import TrainSettings
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+FILES = (ROOT / "docs" / "training.md", ROOT / "README.md")
+
+
+def settings() -> str:
+    docs = field_docs(TrainSettings)
+    lines = ["| setting | default | |", "|---|---|---|"]
+    for field in dataclasses.fields(TrainSettings):
+        default = "" if field.default is None else f"`{field.default}`"
+        lines.append(f"| `--{field.name.replace('_', '-')}` | {default} | {docs[field.name]} |")
+    return "\n".join(lines)
+
+
+def sweep() -> str:
+    lines = ["| changed | tokens per forward | acceptance by depth |", "|---|---|---|"]
+    for run in read("sweep-h200.json")["runs"]:
+        changed = ", ".join(f"`{name}` {value}" for name, value in run["changes"].items())
+        rates = " ".join(f"{rate:.2f}" for rate in run["acceptance"])
+        lines.append(f"| {changed or 'nothing'} | {run['tokens_per_forward']:.2f} | {rates} |")
+    return "\n".join(lines)
+
+
+def acceptance() -> str:
+    lines = ["| prompts | tokens per forward | acceptance by depth |", "|---|---|---|"]
+    for name, entry in read("acceptance.json").items():
+        lines.append(_row(f"**{name}** ({entry['prompts_measured']} prompts)", entry))
+        categories = entry["categories"] if len(entry["categories"]) > 1 else {}
+        lines += [_row(category, counts) for category, counts in categories.items()]
+        if categories:
+            lines.append(f"| mean over the {len(categories)} kinds | **{entry['mean_over_categories']:.2f}** | |")
+    return "\n".join(lines)
+
+
+def _row(name: str, entry: dict[str, Any]) -> str:
+    rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance_by_depth"])
+    return f"| {name} | {entry['tokens_per_forward']:.2f} | {rates} |"
+
+
+def conversion() -> str:
+    """In short, for the README."""
+    entries = read("acceptance.json")
+    lines = ["| prompts | tokens per forward |", "|---|---|"]
+    for name, entry in entries.items():
+        if len(entry["categories"]) > 1:
+            lines.append(
+                f"| mean over {len(entry['categories'])} kinds of prompts | {entry['mean_over_categories']:.2f} |"
+            )
+        else:
+            lines.append(f"| {entry['prompts_measured']} {name} | {entry['tokens_per_forward']:.2f} |")
+    return "\n".join(lines)
+
+
+def speed() -> str:
+    entry = read("train-speed-h200.json")
+    low, high = entry["spread"]
+    return (
+        f"**{entry['steps_per_second']} steps/s** (ten parts from {low} to {high}) on one {entry['device']}, torch "
+        f"{entry['torch']}, {entry['dtype']}, rank {entry['rank']}, {entry['memory_gb']} GB; the first ten steps, with "
+        f"compilation, took {entry['warm_up_seconds']:.0f} s."
+    )
+
+
+TABLES = {
+    "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
+}  # fmt: skip
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def filled(text: str) -> str:
+    for name, make in TABLES.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        if start in text:
+            before, rest = text.split(start)
+            text = f"{before}{start}{make()}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def main() -> None:
+    stale = [file for file in FILES if filled(file.read_text(encoding="utf-8")) != file.read_text(encoding="utf-8")]
+    if "--check" in sys.argv:
+        sys.exit(f"out of date, run `make tables`: {', '.join(str(file) for file in stale)}" if stale else 0)
+    for file in stale:
+        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
