@@ -1,6 +1,6 @@
 """The shipped conversion on the held-out questions and on the twelve kinds of prompts: `stridelm acceptance` for each.
 
-    python bench/acceptance.py --json bench/results/acceptance.json     # an hour on one core, seconds on a GPU
+python bench/acceptance.py --json bench/results/acceptance.json     # an hour on one core, seconds on a GPU
 """
 
 import argparse

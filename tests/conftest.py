@@ -11,6 +11,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: tests nev
 import torch
 from hypothesis import settings
 
+from command_line import call as call
+from counting import Conversion, convert_counting
 from stridelm.api import LanguageModel
 from stridelm.model.adapter import load_adapter
 from stridelm.model.builtin import builtin_adapter
@@ -18,6 +20,8 @@ from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter, save_tiny
+from training import train as train
+from training import whole as whole
 
 # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -50,6 +54,32 @@ def tiny(tiny_folder: TinyFolder) -> Callable[..., Checkpoint]:
         if (family, seed) not in loaded:
             loaded[family, seed] = load_tiny(tiny_folder(family, seed=seed))
         return loaded[family, seed]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def trainable(tiny_folder: TinyFolder) -> Callable[..., Checkpoint]:
+    """A tiny model with transformers' own layers, as training loads it, once per family."""
+    loaded: dict[str, Checkpoint] = {}
+
+    def get(family: str = "llama") -> Checkpoint:
+        if family not in loaded:
+            loaded[family] = load_checkpoint(str(tiny_folder(family)), LoadSettings(device="cpu"), trainable=True)
+        return loaded[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Conversion]:
+    """A tiny model that can count, and its conversion: seconds of training, once per family."""
+    made: dict[str, Conversion] = {}
+
+    def get(family: str = "llama") -> Conversion:
+        if family not in made:
+            made[family] = convert_counting(tmp_path_factory.mktemp(f"counting-{family}"), family)
+        return made[family]
 
     return get
 

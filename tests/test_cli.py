@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import logging
 import os
 import re
 import shlex
@@ -11,8 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,6 +19,7 @@ import torch
 import typer
 
 import stridelm
+from command_line import Call, Run, assert_refused
 from stridelm import cli, generate_command
 from stridelm.api import LanguageModel
 from stridelm.cli_options import field_docs
@@ -29,6 +28,7 @@ from stridelm.model.adapter import save_adapter
 from stridelm.model.builtin import FOLDER
 from stridelm.race import _first_difference
 from stridelm.settings import DECODERS, LoadSettings
+from stridelm.train.settings import PlaceSettings, TrainSettings
 from stridelm.types import SamplingParams
 from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
 
@@ -43,51 +43,6 @@ JSON_KEYS = {
     "text", "token_ids", "finish_reason", "tokens", "forwards", "tokens_per_forward", "ttft_ms", "latency_ms",
     "tokens_per_s", "decoder",
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """How a run ended and what it printed."""
-
-    status: Any
-    out: str
-    err: str
-
-    @property
-    def objects(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Call = Callable[..., Run]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`stridelm` with these arguments, in this process."""
-
-    def run(*arguments: str | Path, stdin: bytes | TextIO | None = b"") -> Run:
-        monkeypatch.setattr(sys, "argv", ["stridelm", *map(str, arguments)])
-        given = io.TextIOWrapper(io.BytesIO(stdin)) if isinstance(stdin, bytes) else stdin
-        monkeypatch.setattr(sys, "stdin", given)
-        capsys.readouterr()
-        with transformers_speaks_here(), pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return Run(end.value.code, printed.out, printed.err)
-
-    return run
-
-
-@contextmanager
-def transformers_speaks_here() -> Iterator[None]:
-    """Its log holds on to the standard error it first saw; what it prints is part of what our user sees."""
-    handlers = [each for each in logging.getLogger("transformers").handlers if isinstance(each, logging.StreamHandler)]
-    before = [handler.setStream(sys.stderr) for handler in handlers]
-    try:
-        yield
-    finally:
-        for handler, stream in zip(handlers, before, strict=True):
-            handler.setStream(stream or sys.__stderr__)
 
 
 @pytest.fixture
@@ -119,21 +74,21 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def assert_refused(run: Run, *words: str) -> None:
-    """One line that names what is wrong, nothing else, exit status 2."""
-    assert run.status == 2, run
-    assert run.out == ""
-    assert run.err.startswith("stridelm: ")
-    assert run.err.endswith("\n")
-    assert run.err.count("\n") == 1, run.err
-    for word in words:
-        assert word in run.err
-
-
 # Help and version
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["models", "-h"], ["--version"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["train", "--help"],
+        ["acceptance", "--help"],
+        ["models", "-h"],
+        ["--version"],
+        [],
+    ],
+)
 def test_help_needs_no_torch(arguments: list[str]) -> None:
     program = f"""
 import sys
@@ -190,11 +145,19 @@ def test_field_docs_reads_the_string_below() -> None:
     assert field_docs(Example) == {"told": "Over two lines."}
 
 
-@pytest.mark.parametrize("settings", [SamplingParams, LoadSettings])
-def test_help_and_defaults_come_from_the_settings(settings: type, call: Call) -> None:
-    command = typer.main.get_command(cli.app).commands["generate"]  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("generate", SamplingParams),
+        ("generate", LoadSettings),
+        ("train", TrainSettings),
+        ("acceptance", PlaceSettings),
+    ],
+)
+def test_help_and_defaults_come_from_the_settings(name: str, settings: type, call: Call) -> None:
+    command = typer.main.get_command(cli.app).commands[name]  # type: ignore[attr-defined]
     options = {option.name: option for option in command.params}
-    shown = flat(call("generate", "--help").out)
+    shown = flat(call(name, "--help").out)
     for field in dataclasses.fields(settings):
         if field.name == "logit_bias":  # a mapping has no place on a command line
             assert "--logit-bias" not in shown

@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from stridelm.model.linear import PackedLinear, TransposedLinear, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.load import Checkpoint
 from stridelm.types import ROOT, DraftTree, Output
-from tiny import FAMILIES, load_tiny, random_adapter
+from tiny import FAMILIES, load_tiny, plain_network, random_adapter
 
 TREE = DraftTree((5, 6, 7, 8), (ROOT, 0, ROOT, 1), "tree")
 NODES = range(ROOT, len(TREE))
@@ -35,11 +34,6 @@ Converted = Callable[..., tuple[Checkpoint, Gate]]
 
 def path_to(node: int) -> list[int]:
     return [] if node == ROOT else [*path_to(TREE.parents[node]), TREE.tokens[node]]
-
-
-@cache
-def plain_network(folder: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def outputs_of(network: Any, gate: Gate | None, *, masks: int) -> list[Output]:

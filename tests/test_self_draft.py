@@ -2,13 +2,11 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import stridelm
 from reference import decide, mask_row_outputs, reference
@@ -21,7 +19,7 @@ from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.settings import DEFAULT_K, choose_decoder
 from stridelm.types import Rows, Sequence
-from tiny import load_tiny, random_adapter
+from tiny import load_tiny, plain_network, random_adapter
 
 Converted = Callable[..., tuple[Checkpoint, Gate]]
 TEXTS = ("abcabcabd abc", "The quick brown fox jumps over the lazy dog", "x")
@@ -29,11 +27,6 @@ SAMPLED = SamplingParams(
     temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2,
     frequency_penalty=0.1, logit_bias={70: 1.0, 71: float("-inf")}, seed=7,
 )  # fmt: skip
-
-
-@cache
-def plain_network(folder: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def converted_model(converted: Converted, family: str = "llama", cache_tokens: int = 2048) -> LanguageModel:

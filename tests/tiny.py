@@ -1,5 +1,6 @@
 """Tiny random models of several families, with a tokenizer of bytes: real folders, loaded the way a user's are."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,13 @@ def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **changes: 
 
 def load_tiny(folder: Path) -> Checkpoint:
     return load_checkpoint(str(folder), LoadSettings(device="cpu"))
+
+
+@cache
+def plain_network(folder: str) -> Any:
+    """A model as transformers made it, with its own attention: what naive forwards run through."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return network.eval().requires_grad_(False)
 
 
 def random_adapter(

@@ -27,6 +27,9 @@ app = typer.Typer(
 # The base of all usage errors. typer brings its own click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)
+"""What a user can mend about a file that cannot be written."""
+
 _DECODER_HELP = "; ".join(f"{name}: {what}" for name, what in DECODERS.items())
 _K_HELP = "Tokens that the decoder may propose per pass (" + ", ".join(f"{n} {k}" for n, k in DEFAULT_K.items()) + ")."
 
@@ -202,7 +205,7 @@ def _complaint(error: Exception) -> str | None:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context else ""
         return error.format_message() + hint  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         return f"{error.filename or 'the output'}: {error.strerror}"
     return None
 

@@ -1,20 +1,23 @@
 """`stridelm train`: prompts, rollouts, training, and a folder that holds the adapter and all about its making."""
 
+import shlex
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stridelm.model.adapter import save_adapter
+from stridelm.model.adapter import CONFIG, save_adapter
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
-from stridelm.train.checkpoint import remove_checkpoints
+from stridelm.train.checkpoint import checkpoints, remove_checkpoints
 from stridelm.train.display import Display
-from stridelm.train.files import read_json, write_json
-from stridelm.train.record import draw_report, provenance, write_card
+from stridelm.train.files import differences, read_json, write_json
+from stridelm.train.record import circumstances, draw_report, write_card
 from stridelm.train.rollouts import RolloutStore
 from stridelm.train.settings import AUTO_DTYPE, TrainSettings
 from stridelm.train.tensorboard import tensorboard_writer
@@ -39,37 +42,43 @@ class Request:
 
 
 def run(request: Request) -> None:
-    settings = request.settings
+    settings, out = request.settings, request.out
     lines = read_prompts(request.prompts) if request.prompts else []
-    _check_out(request)
+    _check_out(out, resume=request.resume)
+    rollouts_folder = request.rollouts or out / "rollouts"
+    _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
-    _check_room(request.out, checkpoint, settings)
-    record = provenance(request.model, request.prompts, settings, _device_name())
+    _check_room(out, checkpoint, settings)
     with Display() as display:
-        store = RolloutStore(request.rollouts or request.out / "rollouts", checkpoint, lines, settings, display.report)
-        _open(request, record, checkpoint)
-        rollouts = store.make()
-        write_json(request.out / RECORD, record | {"fingerprint": checkpoint.fingerprint, "data": rollouts.manifest})
-        with tensorboard_writer(request.out) as to_tensorboard:
+        store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
+        record = _record(request, checkpoint, store)
+        store.check()
+        with _removed_if_refused(_starting(out), out, rollouts_folder):
+            _open(request, record)
+            rollouts = store.make()
+            record["data"] = rollouts.manifest
+            write_json(out / RECORD, record)
+            with tensorboard_writer(out) as to_tensorboard:
 
-            def watch(entry: dict[str, Any]) -> None:
-                display.watch(settings.steps, entry)
-                to_tensorboard(entry)
+                def watch(entry: dict[str, Any]) -> None:
+                    display.watch(settings.steps, entry)
+                    to_tensorboard(entry)
 
-            trainer = Trainer(checkpoint, rollouts, settings, request.out, watch)
-            tally = trainer.run()
+                trainer = Trainer(checkpoint, rollouts, settings, out, watch)
+                tally = trainer.run()
     adapter = trainer.student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
-    save_adapter(request.out, adapter)
-    write_card(request.out, record, adapter.config, tally, rollouts.manifest)
-    drawn = draw_report(request.out)
-    remove_checkpoints(request.out)
+    write_card(out, record, adapter.config, tally)
+    drawn = draw_report(out)
+    # With these two a run is finished: killed before, it is resumed and comes here again.
+    save_adapter(out, adapter)
+    remove_checkpoints(out)
     print(
-        f"{request.out}: {tally.tokens_per_forward:.2f} tokens per forward on {tally.texts} held-out prompts, "
+        f"{out}: {tally.tokens_per_forward:.2f} tokens per forward on {tally.texts} held-out prompts, "
         f"acceptance by depth {' '.join(f'{rate:.2f}' for rate in tally.acceptance)}"
     )
     if not drawn:
         print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    print(f'try it: stridelm generate --model {request.model} --adapter {request.out} "..."')
+    print(f'try it: {shlex.join(["stridelm", "generate", "--model", request.model, "--adapter", str(out)])} "..."')
 
 
 def _load_settings(settings: TrainSettings) -> LoadSettings:
@@ -78,37 +87,30 @@ def _load_settings(settings: TrainSettings) -> LoadSettings:
     return LoadSettings(device=settings.device, dtype=dtype, threads=settings.threads)
 
 
-def _check_out(request: Request) -> None:
-    """A folder that is new, or one of a run with the same settings that is to go on."""
-    out, record = request.out, request.out / RECORD
+def _check_out(out: Path, *, resume: bool) -> None:
+    """A folder that is new, or one of a run that is to go on."""
     if not out.exists():
-        if request.resume:
+        if resume:
             raise InputError(f"{out}: there is nothing to resume; leave --resume out to start")
+        _check_place(out)
         return
-    if not request.resume:
+    if not resume:
         raise InputError(f"{out}: exists already: name another folder, or go on with what it holds by --resume")
-    if not record.is_file():
+    if not (out / RECORD).is_file():
         raise InputError(f"{out}: holds no {RECORD}, so there is no run to resume: name another folder")
-    if (out / "adapter.json").is_file():
+    if (out / CONFIG).is_file() and not checkpoints(out):
         raise InputError(f"{out}: its run is finished, there is nothing to resume")
 
 
-def _open(request: Request, record: dict[str, Any], checkpoint: Checkpoint) -> None:
-    """Make the folder, or see that what it holds was begun with the same settings."""
-    file = request.out / RECORD
-    if not request.resume:
-        request.out.mkdir(parents=True)
-        write_json(file, record | {"fingerprint": checkpoint.fingerprint})
-        return
-    before = read_json(file)
-    settings = before.get("settings", {})
-    apart = [name for name, value in record["settings"].items() if settings.get(name) != value]
-    apart += [name for name in ("model", "prompts") if before.get(name) != record[name]]
-    if before.get("fingerprint") != checkpoint.fingerprint:
-        apart.append("the model's weights")
-    if apart:
-        told = ", ".join(f"{name} ({settings.get(name, before.get(name))})" for name in apart)
-        raise InputError(f"{file}: the run to be resumed has other settings: {told}. Give the same, or a new --out")
+def _check_place(folder: Path) -> None:
+    place = _nearest(folder)
+    if not place.is_dir():
+        raise InputError(f"{place}: is a file, so there can be no folder {folder}: name another one")
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or else what there is of the way to it."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
@@ -119,7 +121,7 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
         if isinstance(module, torch.nn.Linear)
     )
     needed = linear * settings.rank * 4 * 3 * 2 + _FREE_BYTES
-    place = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    place = _nearest(out)
     free = shutil.disk_usage(place).free
     if free < needed:
         raise InputError(
@@ -128,5 +130,51 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
         )
 
 
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> dict[str, Any]:
+    """What train.json says. Of a resumed run: what it said before, which must be what was asked for now."""
+    asked = {
+        "model": request.model,
+        "prompts": str(request.prompts) if request.prompts else None,
+        "rollouts": str(request.rollouts) if request.rollouts else None,
+        "settings": asdict(request.settings),
+        "data": store.manifest(),
+    }
+    now = circumstances(checkpoint.network.device)
+    if not request.resume:
+        return asked | now
+    file = request.out / RECORD
+    before = read_json(file, "start anew with another --out")
+    if apart := differences(before, asked):
+        raise InputError(
+            f"{file}: the run to be resumed has other settings: {', '.join(apart)}. Give the same, or a new --out"
+        )
+    return before | {"resumed": [*before.get("resumed", []), now]}
+
+
+def _open(request: Request, record: dict[str, Any]) -> None:
+    """Write train.json. A new folder has it from its first moment: without it there is nothing to resume."""
+    if request.resume:
+        write_json(request.out / RECORD, record)
+        return
+    folder = _starting(request.out)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(folder / RECORD, record)
+    folder.rename(request.out)
+
+
+def _starting(out: Path) -> Path:
+    return out.with_name(f".{out.name}.starting")
+
+
+@contextmanager
+def _removed_if_refused(*folders: Path) -> Iterator[None]:
+    """Folders that this run makes go again if it ends before they hold answers or a checkpoint."""
+    made = [folder for folder in folders if not folder.exists()]
+    try:
+        yield
+    except (InputError, OSError):
+        for folder in made:
+            if not any(any(folder.rglob(pattern)) for pattern in ("answers-*", "checkpoint-*")):
+                shutil.rmtree(folder, ignore_errors=True)
+        raise

@@ -6,7 +6,7 @@ loader of plain LoRA takes it for one.
 
 import json
 import os
-import tempfile
+import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -107,16 +107,21 @@ def save_adapter(folder: Path, adapter: Adapter) -> None:
     names = [f"adapter-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     entry = {"format": FORMAT, "version": VERSION, **asdict(adapter.config), "shards": names}
     # All that can fail happens beside the folder's files: a full disk leaves them as they were.
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as working:
+    working = folder / ".writing"
+    shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+    working.mkdir()
+    try:
         for name, shard in zip(names, shards, strict=True):
             try:
-                save_file(shard, Path(working) / name, metadata={"format": FORMAT, "version": str(VERSION)})
+                save_file(shard, working / name, metadata={"format": FORMAT, "version": str(VERSION)})
             except SafetensorError as error:
                 raise OSError(28, "No space left on device, or it cannot be written", str(folder / name)) from error
-        (Path(working) / CONFIG).write_text(json.dumps(entry, indent=2) + "\n")
+        (working / CONFIG).write_text(json.dumps(entry, indent=2) + "\n")
         for name in (*names, CONFIG):
-            os.replace(Path(working) / name, folder / name)
+            os.replace(working / name, folder / name)
             (folder / name).chmod(0o644)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
 
 
 def load_adapter(folder: Path) -> Adapter:

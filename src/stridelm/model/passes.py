@@ -43,7 +43,7 @@ class TextPass:
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query, key, value = (_fold(rows, self.texts) for rows in (query_HQD, key_GQD, value_GQD))
-        self.layers[layer] = key, value
+        self.layers[layer] = key.contiguous(), value.contiguous()  # chains may read them a hundred times
         if softcap is None and sinks_H is None and (window is None or window >= self.width):
             output = functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
@@ -83,8 +83,7 @@ class ChainPass:
     ) -> torch.Tensor:
         query, own_key, own_value = (_fold(rows, self.texts.texts) for rows in (query_HQD, key_GQD, value_GQD))
         text_key, text_value = self.texts.layers[layer]
-        # Block-sparse attention is compiled for one shape: worth it in training, not for a measurement in between.
-        if query.is_cuda and torch.is_grad_enabled() and softcap is None and sinks_H is None:
+        if softcap is None and sinks_H is None and _is_block_sparse(query):
             key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
             if window not in self._seen:
                 self._seen[window] = self._block_mask(window)
@@ -129,6 +128,11 @@ class ChainPass:
         return create_block_mask(
             self.rule(window), texts, None, rows, rows + self.texts.width, device=str(self.anchors_BA.device)
         )
+
+
+def _is_block_sparse(query: torch.Tensor) -> bool:
+    """Block-sparse attention is compiled for one shape: worth it in training, not for a measurement in between."""
+    return query.is_cuda and torch.is_grad_enabled()
 
 
 @cache

@@ -57,7 +57,10 @@ class Student(nn.Module):
             module = self.network.get_submodule(parent)
             setattr(module, name, LowRankLinear(getattr(module, name), rank))
         embedding: Any = network.get_input_embeddings()
-        mean_C = embedding.weight.detach().float().mean(dim=0)
+        # What comes out of it, not its weight: Gemma's are scaled on the way.
+        with torch.no_grad():
+            embedded_VC = embedding(torch.arange(len(embedding.weight), device=embedding.weight.device))
+        mean_C = embedded_VC.mean(dim=0, dtype=torch.float32)
         self.mask_embedding = nn.Parameter(mean_C.expand(masks, -1).clone())
         self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
 
@@ -102,9 +105,9 @@ class Student(nn.Module):
         """The student that an adapter was saved from."""
         config = adapter.config
         student = cls(network, config.rank, config.masks, config.sequential_size)
-        if student.targets != config.targets:
-            wrong = sorted(set(student.targets) ^ set(config.targets))[0]
-            raise InputError(f"the adapter and the model differ in the layer {wrong}: it is for another model")
+        wrong = sorted(set(student.targets) ^ set(config.targets))
+        if wrong:
+            raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
         with torch.no_grad():
             student.mask_embedding.copy_(adapter.mask_embedding)
             for target in config.targets:

@@ -1,10 +1,10 @@
 """How good a conversion is, whatever the machine: the walk that exact decoding takes with masks at every node.
 
-All chains off all positions of an answer are run in parallel; then the walk is played. The forward that reads the
-prompt writes one token; every later one takes the drafts that its predecessor's masks left where the path ended, as far
-as they are the answer's own, and one token more.
+The forward that reads the prompt writes one token; every later one takes the drafts that its predecessor's masks left
+where the path ended, as far as they are the answer's own, and one token more. The answer is known and its keys and
+values are there, so many walks go on side by side, and only the chains that they meet are run: a third of all.
 
-Shape letters: B texts, A anchors, K masks of a chain, X = B x A chains, C model width.
+Shape letters: B texts, T tokens of a text, K masks of a chain, C model width.
 """
 
 from collections import defaultdict
@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from stridelm.model.passes import ChainPass
+from stridelm.model.passes import ChainPass, TextPass
 from stridelm.model.student import OutputHead, Student, read_texts
 from stridelm.train.rollouts import Text
 
-CONTEXT_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192)
+_LEAST_BORDER = 128
 _HEAD_LOGITS = 2**27
+_CACHED_TOKENS = 16384
+"""Tokens of texts that are held side by side."""
 
 
 @dataclass(slots=True)
@@ -59,54 +61,62 @@ class Tally:
             self.by_context[border][1] += forwards
 
 
-def play(hits_AK: np.ndarray, prompt_length: int, answer_length: int) -> Tally:
-    """The walk over one answer. hits[a, d]: the chain off the a-th position proposes the right token at depth d."""
-    masks = hits_AK.shape[1]
-    tally = Tally(texts=1, reached=[0] * masks, accepted=[0] * masks)
-    anchor, written = 0, 1
+class Walk:
+    """The walk over one answer: what every forward takes of the drafts that lie ready for it."""
 
-    def step(tokens: int, context: int) -> None:
-        tally.tokens += tokens
-        tally.forwards += 1
-        border = next((border for border in CONTEXT_BUCKETS if context <= border), CONTEXT_BUCKETS[-1])
-        tally.by_context[border][0] += tokens
-        tally.by_context[border][1] += 1
+    def __init__(self, prompt_length: int, answer_length: int, masks: int) -> None:
+        self.prompt_length = prompt_length
+        self.answer_length = answer_length
+        self.tally = Tally(texts=1, reached=[0] * masks, accepted=[0] * masks)
+        self._emit(1)  # the forward that reads the prompt has no drafts yet
 
-    step(1, prompt_length)
-    while written < answer_length:
+    @property
+    def is_over(self) -> bool:
+        return self.tally.tokens == self.answer_length
+
+    @property
+    def anchor(self) -> int:
+        """The position whose chain gives the next forward's drafts: one before the last token written."""
+        return self.prompt_length + self.tally.tokens - 2
+
+    def step(self, hits_K: np.ndarray) -> None:
+        """One forward. hits[d]: the chain off the anchor proposes the answer's own token at depth d."""
         # The last token of a step is its own draw, so no draft is needed for the last of the answer.
-        most = min(masks, answer_length - written - 1)
+        most = min(len(hits_K), self.answer_length - self.tally.tokens - 1)
         taken = 0
         while taken < most:
-            tally.reached[taken] += 1
-            if not hits_AK[anchor, taken]:
+            self.tally.reached[taken] += 1
+            if not hits_K[taken]:
                 break
-            tally.accepted[taken] += 1
+            self.tally.accepted[taken] += 1
             taken += 1
-        emitted = taken + 1
-        step(emitted, prompt_length + written)
-        written += emitted
-        anchor = written - 1
-    return tally
+        self._emit(taken + 1)
+
+    def _emit(self, tokens: int) -> None:
+        context = self.prompt_length + self.tally.tokens
+        border = max(_LEAST_BORDER, 1 << (context - 1).bit_length())  # a power of two
+        self.tally.tokens += tokens
+        self.tally.forwards += 1
+        self.tally.by_context[border][0] += tokens
+        self.tally.by_context[border][1] += 1
 
 
 class Measure:
-    """Measures texts that hold greedy answers of the base model."""
+    """Measures texts that hold greedy answers of the base model, many side by side."""
 
     def __init__(self, teacher: Any, student: Student, *, with_sequential: bool = True) -> None:
         self.teacher = teacher
         self.student = student
         self.with_sequential = with_sequential
         self.head = OutputHead(teacher)
-        self.rows = 65536 if teacher.device.type == "cuda" else 8192
 
     @torch.no_grad()
     def __call__(self, texts: Iterable[Text]) -> Iterator[tuple[Text, Tally]]:
-        """Every text with its tally, shortest first."""
+        """Every text with its tally. Those with answers of like length go together: they end together."""
         waiting: list[Text] = []
-        for text in sorted(texts, key=lambda text: len(text.tokens)):
-            longest = max((_anchors(other) for other in [*waiting, text]), default=0)
-            if waiting and longest * (len(waiting) + 1) * self.student.masks > self.rows:
+        for text in sorted(texts, key=lambda text: len(text.tokens) - text.prompt_length):
+            width = max(len(other.tokens) for other in [*waiting, text])
+            if waiting and width * (len(waiting) + 1) > _CACHED_TOKENS:
                 yield from self._measure(waiting)
                 waiting = []
             waiting.append(text)
@@ -114,41 +124,35 @@ class Measure:
             yield from self._measure(waiting)
 
     def _measure(self, texts: list[Text]) -> Iterator[tuple[Text, Tally]]:
-        width, anchors = max(len(text.tokens) for text in texts), max(map(_anchors, texts))
         masks = self.student.masks
-        ids_BT = np.zeros((len(texts), width), dtype=np.int64)
-        anchors_BA = np.zeros((len(texts), anchors), dtype=np.int64)
+        # Room behind the end: the last chains reach beyond it, and there is nothing to find.
+        ids_BT = np.full((len(texts), max(len(text.tokens) for text in texts) + masks + 1), -1)
         for row, text in enumerate(texts):
             ids_BT[row, : len(text.tokens)] = text.tokens
-            anchors_BA[row] = np.minimum(text.prompt_length - 1 + np.arange(anchors), len(text.tokens) - 1)
+        walks = [Walk(text.prompt_length, len(text.tokens) - text.prompt_length, masks) for text in texts]
         with torch.compiler.set_stance("force_eager"):
-            drafts = self._drafts(ids_BT, anchors_BA).reshape(len(texts), anchors, masks)
-        for row, text in enumerate(texts):
-            # The mask at depth d of the chain off position a proposes the token at a + d + 1.
-            wanted = anchors_BA[row][:, None] + np.arange(2, masks + 2)
-            within = wanted < len(text.tokens)
-            right = np.where(within, text.tokens[np.minimum(wanted, len(text.tokens) - 1)], -1)
-            yield text, play(drafts[row] == right, text.prompt_length, len(text.tokens) - text.prompt_length)
+            ids = torch.from_numpy(ids_BT.clip(min=0)).to(self.teacher.device)
+            cached, _ = read_texts(self.teacher, ids)
+            while not all(walk.is_over for walk in walks):
+                anchors_B1 = np.array([[walk.anchor] for walk in walks])
+                drafts_BK = self._drafts(ids, cached, anchors_B1)
+                # The mask at depth d of the chain off position a proposes the token at a + d + 1.
+                right_BK = np.take_along_axis(ids_BT, anchors_B1 + np.arange(2, masks + 2), axis=1)
+                for walk, hits_K in zip(walks, drafts_BK == right_BK, strict=True):
+                    if not walk.is_over:
+                        walk.step(hits_K)
+        yield from zip(texts, (walk.tally for walk in walks), strict=True)
 
-    def _drafts(self, ids_BT: np.ndarray, anchors_BA: np.ndarray) -> np.ndarray:
-        """The tokens that the chains propose when the tokens before each draft are the answer's own."""
-        device, (texts, width) = self.teacher.device, ids_BT.shape
-        ids = torch.from_numpy(ids_BT).to(device)
-        pass_, _ = read_texts(self.teacher, ids)
-        chains = ChainPass(pass_, torch.from_numpy(anchors_BA).to(device), self.student.masks)
-        outputs_XKC = self.student.outputs(chains)
+    def _drafts(self, ids_BT: torch.Tensor, cached: TextPass, anchors_B1: np.ndarray) -> np.ndarray:
+        """What the chains propose where the token before each draft is the answer's own: that is how far one looks."""
+        chains = ChainPass(cached, torch.from_numpy(anchors_B1).to(ids_BT.device), self.student.masks)
+        outputs_BKC = self.student.outputs(chains)
         if self.student.sequential is not None and self.with_sequential:
-            places = chains.positions.clamp(max=width - 1) + (torch.arange(texts, device=device) * width)[:, None, None]
-            before = self.teacher.get_input_embeddings()(ids.flatten()[places.flatten()]).view_as(outputs_XKC)
-            outputs_XKC = outputs_XKC + self.student.sequential.along(outputs_XKC.float(), before.float())
-        rows = outputs_XKC.flatten(0, 1)
-        parts = rows.split(max(1, _HEAD_LOGITS // self.head.linear.weight.shape[0]))
-        return torch.cat([self.head(part).argmax(dim=-1) for part in parts]).cpu().numpy()
-
-
-def _anchors(text: Text) -> int:
-    """Positions from which drafts may come: the last of the prompt and all of the answer but its last two."""
-    return max(1, len(text.tokens) - text.prompt_length)
+            before_BKC = self.teacher.get_input_embeddings()(ids_BT.gather(1, chains.positions[:, 0]))
+            outputs_BKC = outputs_BKC + self.student.sequential.along(outputs_BKC.float(), before_BKC.float())
+        parts = outputs_BKC.flatten(0, 1).split(max(1, _HEAD_LOGITS // self.head.linear.weight.shape[0]))
+        drafts = torch.cat([self.head(part).argmax(dim=-1) for part in parts])
+        return drafts.view(len(ids_BT), -1).cpu().numpy()
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

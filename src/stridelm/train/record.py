@@ -1,37 +1,37 @@
 """What a run leaves beside its weights: where it came from (`train.json`), a model card, a picture."""
 
-import json
+import io
 import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import stridelm
 from stridelm.model.adapter import AdapterConfig
 from stridelm.train.acceptance import Tally
-from stridelm.train.files import write_text
-from stridelm.train.settings import TrainSettings
+from stridelm.train.files import read_json_lines, write_bytes
 from stridelm.train.trainer import METRICS
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def provenance(model: str, prompts: Path | None, settings: TrainSettings, device: str) -> dict[str, Any]:
-    """All that one needs to run it again."""
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """By what command, code and machine a run is made."""
     return {
-        "model": model,
-        "prompts": str(prompts) if prompts else None,
-        "settings": asdict(settings),
         "command": shlex.join(["stridelm", *sys.argv[1:]]),
         "stridelm": stridelm.__version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _LIBRARIES},
-        "machine": {"system": platform.platform(), "processor": platform.processor(), "device": device},
+        "machine": {
+            "system": platform.platform(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        },
     }
 
 
@@ -57,16 +57,15 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def write_card(folder: Path, record: dict[str, Any], config: AdapterConfig, tally: Tally, data: dict[str, Any]) -> None:
+def write_card(folder: Path, record: dict[str, Any], config: AdapterConfig, tally: Tally) -> None:
     """README.md of an adapter: what it is, how it was made, what was measured."""
+    data = record["data"]
     unadapted = f" Layers without one: {', '.join(config.unadapted)}." if config.unadapted else ""
     head = f"a sequential head of size {config.sequential_size}" if config.sequential_size else "no sequential head"
     behind = ", behind the vocabulary" if config.extends_vocabulary else ""
     rates = " ".join(f"{rate:.2f}" for rate in tally.acceptance)
     prompts = f"{data['prompts_given']} from {record['prompts']}" if record["prompts"] else "none given"
-    write_text(
-        folder / "README.md",
-        f"""# A StrideLM adapter for {config.base}
+    card = f"""# A StrideLM adapter for {config.base}
 
 With it, {config.base} proposes up to {config.k} tokens per forward pass and verifies them in the next. Its answers do
 not change: the adapter is applied to mask rows only, and every token is compared with the base model's own.
@@ -91,8 +90,8 @@ Made by:
 at commit {record["commit"]}, stridelm {record["stridelm"]}, torch {record["versions"]["torch"]}, on
 {record["machine"]["device"]}. `train.json` has every setting, `metrics.jsonl` every measurement, `report.png` the
 curves.
-""",
-    )
+"""
+    write_bytes(folder / "README.md", card.encode())
 
 
 def draw_report(folder: Path) -> bool:
@@ -101,14 +100,15 @@ def draw_report(folder: Path) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    entries = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    entries = read_json_lines(folder / METRICS, "report.png is drawn from it")
     losses = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     measured = [entry for entry in entries if "acceptance" in entry]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     if losses:
         left.plot(*zip(*losses, strict=True), color="#0072b2", linewidth=1)
-    left.set(title="Loss: divergence from the teacher", xlabel="step", ylabel="nats per mask row", yscale="log")
+    scale = "log" if any(loss > 0 for _, loss in losses) else "linear"
+    left.set(title="Loss: divergence from the teacher", xlabel="step", ylabel="nats per mask row", yscale=scale)
     left.grid(alpha=0.3)
     steps = [entry["step"] for entry in measured]
     depths = max((len(entry["acceptance"]) for entry in measured), default=0)
@@ -122,5 +122,7 @@ def draw_report(folder: Path) -> bool:
     speed = right.twinx()
     speed.plot(steps, [entry["tokens_per_forward"] for entry in measured], color="black", linewidth=2)
     speed.set(ylabel="tokens per forward (black)", ylim=(1, None))
-    figure.savefig(folder / "report.png", dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_bytes(folder / "report.png", picture.getvalue())
     return True

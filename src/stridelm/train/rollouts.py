@@ -11,7 +11,7 @@ A run that was killed goes on where the files end; a run of the same settings fi
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,9 +23,17 @@ from stridelm.engine.rollout import RolloutEngine
 from stridelm.model.encode import Prompt, encode_prompt
 from stridelm.model.load import Checkpoint
 from stridelm.prompts import PromptLine, read_prompts
-from stridelm.train.files import read_json, read_tensors, write_json, write_tensors, write_text
+from stridelm.train.files import (
+    differences,
+    read_json,
+    read_json_lines,
+    read_tensors,
+    write_json,
+    write_json_lines,
+    write_tensors,
+)
 from stridelm.train.near_duplicates import Sieve
-from stridelm.train.self_prompts import made_up, sift
+from stridelm.train.self_prompts import made_up, opening, sift
 from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings
 from stridelm.types import InputError
 
@@ -72,8 +80,11 @@ class RolloutStore:
         self.given = [_checked(checkpoint, line) for line in lines]
         wanted = settings.self_prompts
         self.self_prompts = (0 if lines else DEFAULT_SELF_PROMPTS) if wanted is None else wanted
-        if not self.given and not self.self_prompts:
-            raise InputError("no prompts at all: give a file with --prompts, or let the model make some up")
+        if len(self.given) + self.self_prompts < 2:
+            raise InputError(
+                "fewer than two prompts: some are trained on, some are held out to measure on. Give more with "
+                "--prompts, or let the model make some up with --self-prompts"
+            )
 
     def manifest(self) -> dict[str, object]:
         digest = hashlib.sha256(json.dumps(self.given).encode()).hexdigest()
@@ -86,26 +97,35 @@ class RolloutStore:
             "settings": settings | {"self_prompts": self.self_prompts},
         }
 
+    def check(self) -> None:
+        """Refuse a folder that holds other rollouts; nothing is written."""
+        file = self.folder / MANIFEST
+        if not file.is_file():
+            return
+        manifest = self.manifest()
+        del manifest["base"]  # the same weights may go by another name
+        apart = differences(read_json(file, "name another folder with --rollouts"), manifest)
+        if apart:
+            raise InputError(
+                f"{self.folder}: holds rollouts of other settings: {', '.join(apart)}. Give the same, or name another "
+                "folder with --rollouts"
+            )
+
     def make(self) -> Rollouts:
         """Read what is there, make what is missing."""
+        self.check()
         manifest = self.manifest()
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / MANIFEST
-        if file.is_file():
-            there = read_json(file)
-            apart = sorted(key for key in manifest if there.get(key) != manifest[key] and key != "base")
-            if apart:
-                raise InputError(
-                    f"{self.folder}: holds rollouts of another model, prompts file or settings ({', '.join(apart)} "
-                    "differ): name another folder with --rollouts, or use the same settings"
-                )
-        else:
-            write_json(file, manifest)
+        if not (self.folder / MANIFEST).is_file():
+            write_json(self.folder / MANIFEST, manifest)
         prompts = self._prompts()
-        encoded = [tuple(encode_prompt(self.checkpoint, prompt)) for prompt in prompts]
+        encoded = [_encode(self.checkpoint, prompt) for prompt in prompts]
+        if all(len(tokens) + _LEAST_ANSWER > self.settings.length for tokens in encoded):
+            raise InputError(
+                f"no prompt leaves room for an answer in a text of --length ({self.settings.length}): the shortest has "
+                f"{min(map(len, encoded))} tokens. Give a greater --length"
+            )
         held_out = min(self.settings.held_out, max(1, len(prompts) // 5))
-        if len(prompts) < 2:
-            raise InputError("one prompt is too few: some are trained on, some are held out to measure on")
         order = list(range(len(prompts)))
         random.Random(self.settings.seed).shuffle(order)
         held = set(order[:held_out])
@@ -126,7 +146,7 @@ class RolloutStore:
         if file.is_file():
             return [line.prompt for line in read_prompts(file)]
         prompts: list[Prompt] = [*self.given, *self._make_up()]
-        write_text(file, "".join(json.dumps(_as_line(prompt)) + "\n" for prompt in prompts))
+        write_json_lines(file, [_as_line(prompt) for prompt in prompts])
         return prompts
 
     def _make_up(self) -> list[str]:
@@ -134,30 +154,36 @@ class RolloutStore:
         if not self.self_prompts:
             return []
         file = self.folder / "made-up.jsonl"
-        rounds = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        rounds = read_json_lines(file, "delete it: it is made again") if file.is_file() else []
         sieve, texts = Sieve(), []
         for earlier in rounds:
             texts += sift(iter(earlier["texts"]), sieve)
-        engine = self._engine(self.settings.prompt_tokens + 256)
-        batch = self.settings.rollout_batch
+        tokenizer, batch = self.checkpoint.tokenizer, self.settings.rollout_batch
+        start = len(opening(tokenizer))
+        longest = min(self.settings.prompt_tokens, self.checkpoint.context_length - start)
+        engine = self._engine(start + longest)
         while len(texts) < self.self_prompts:
             # A third is lost to the sieve or cut off; a round is also what a killed run loses.
             size = max(batch, min(8 * batch, (self.self_prompts - len(texts)) * 4 // 3))
             self.report("making up prompts", len(texts), self.self_prompts)
             first = _SELF_SEED + self.settings.seed * 2**32 + sum(earlier["seeds"] for earlier in rounds)
-            found = list(
-                made_up(self.checkpoint.tokenizer, engine, range(first, first + size), self.settings.prompt_tokens)
-            )
-            fresh = sift(iter(found), sieve)
+            found = made_up(tokenizer, engine, range(first, first + size), longest)
+            fresh = sift(filter(self._can_be_answered, found), sieve)
             texts += fresh
             rounds.append({"seeds": size, "texts": fresh})
-            write_text(file, "".join(json.dumps(each) + "\n" for each in rounds))
+            write_json_lines(file, rounds)
             if len(rounds) > 3 and not any(each["texts"] for each in rounds[-3:]):
                 raise InputError(
                     f"the model made up {len(texts)} prompts and then no new ones: ask for fewer with --self-prompts, "
                     "or give some with --prompts"
                 )
         return texts[: self.self_prompts]
+
+    def _can_be_answered(self, prompt: str) -> bool:
+        try:
+            return bool(_encode(self.checkpoint, prompt))
+        except InputError:
+            return False
 
     def _requests(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, Request]:
         settings, requests = self.settings, {}
@@ -177,7 +203,8 @@ class RolloutStore:
         answers: dict[int, list[int]] = {}
         files = sorted(self.folder.glob("answers-*.safetensors"))
         for file in files:
-            answers |= dict(_unpack(read_tensors(file)))
+            answers |= _unpack(file, requests)
+        next_file = int(files[-1].stem.removeprefix("answers-")) + 1 if files else 0
         missing = {number: request for number, request in requests.items() if number not in answers}
         if not missing:
             return answers
@@ -188,8 +215,8 @@ class RolloutStore:
         for place, answer in engine.run(missing[number] for number in numbers):
             part[numbers[place]] = answer
             if len(part) == _PART or len(answers) + len(part) == len(requests):
-                write_tensors(self.folder / f"answers-{len(files):05}.safetensors", _pack(part))
-                files.append(self.folder)
+                write_tensors(self.folder / f"answers-{next_file:05}.safetensors", _pack(part))
+                next_file += 1
                 answers |= part
                 part = {}
             self.report("writing answers", len(answers) + len(part), len(requests))
@@ -207,15 +234,20 @@ def _as_line(prompt: Prompt) -> dict[str, Prompt]:
 def _checked(checkpoint: Checkpoint, line: PromptLine) -> Prompt:
     """A prompt of the file, if the model can take it."""
     try:
-        tokens = encode_prompt(checkpoint, line.prompt)
+        _encode(checkpoint, line.prompt)
     except InputError as error:
         raise InputError(f"{line.place}: {error}") from error
+    return line.prompt
+
+
+def _encode(checkpoint: Checkpoint, prompt: Prompt) -> tuple[int, ...]:
+    tokens = encode_prompt(checkpoint, prompt)
     if len(tokens) + _LEAST_ANSWER > checkpoint.context_length:
         raise InputError(
-            f"{line.place}: the prompt has {len(tokens)} tokens, which leaves no room for an answer in a context of "
+            f"the prompt has {len(tokens)} tokens, which leaves no room for an answer in a context of "
             f"{checkpoint.context_length}: shorten it"
         )
-    return line.prompt
+    return tuple(tokens)
 
 
 def _pack(answers: dict[int, list[int]]) -> dict[str, torch.Tensor]:
@@ -226,6 +258,14 @@ def _pack(answers: dict[int, list[int]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _unpack(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[int, list[int]]]:
-    parts = tensors["tokens"].split(tensors["lengths"].tolist())
-    yield from zip(tensors["numbers"].tolist(), (part.tolist() for part in parts), strict=True)
+def _unpack(file: Path, requests: dict[int, Request]) -> dict[int, list[int]]:
+    remedy = "delete it: its answers are written again"
+    tensors = read_tensors(file, remedy)
+    try:
+        parts = tensors["tokens"].split(tensors["lengths"].tolist())
+        answers = dict(zip(tensors["numbers"].tolist(), (part.tolist() for part in parts), strict=True))
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise InputError(f"{file}: does not hold answers ({error}): {remedy}") from error
+    if not answers.keys() <= requests.keys():
+        raise InputError(f"{file}: answers prompts that are not in prompts.jsonl: {remedy}")
+    return answers

@@ -16,20 +16,22 @@ _SHORTEST_TEXT = 8
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What stands before a user's words; for a model without a chat template, what stands before any text."""
-    if not tokenizer.chat_template:
-        first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        if first is None:
-            raise InputError(
-                "the model has neither a chat template nor a token that begins a text, so it cannot make up prompts: "
-                "give it some with --prompts"
-            )
-        return [int(first)]  # type: ignore[arg-type]
-    whole = tokenizer.apply_chat_template([{"role": "user", "content": _PLACE}], tokenize=False)
-    before, found, _ = str(whole).partition(_PLACE)
-    if not found:
-        raise InputError("the model's chat template changes what the user says: give it prompts with --prompts")
-    return tokenizer.encode(before, add_special_tokens=False)
+    """What stands before a user's words; where a model's chat template has nothing there, or the model no template,
+    what stands before any text."""
+    if tokenizer.chat_template:
+        whole = tokenizer.apply_chat_template([{"role": "user", "content": _PLACE}], tokenize=False)
+        before, found, _ = str(whole).partition(_PLACE)
+        if not found:
+            raise InputError("the model's chat template changes what the user says: give it prompts with --prompts")
+        if before:
+            return tokenizer.encode(before, add_special_tokens=False)
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if first is None:
+        raise InputError(
+            "the model has nothing that begins a user's turn or a text, so it cannot make up prompts: give it some "
+            "with --prompts"
+        )
+    return [int(first)]  # type: ignore[arg-type]
 
 
 def made_up(

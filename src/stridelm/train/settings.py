@@ -86,10 +86,10 @@ class TrainSettings:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN is not
-                raise InputError(f"--{name.replace('_', '-')} must be between {low:g} and {high:g}, not {value}")
+                raise InputError(f"--{name.replace('_', '-')} must be between {low} and {high}, not {value}")
         if self.warmup >= self.steps:
             raise InputError(f"--warmup ({self.warmup}) must be less than --steps ({self.steps})")
-        if self.length < 8 or self.texts * self.length % 8:
+        if self.texts * self.length % 8:
             raise InputError(f"--texts times --length must be a multiple of 8, not {self.texts} x {self.length}")
 
     @property
@@ -102,7 +102,7 @@ _BOUNDS: list[tuple[str, float, float]] = [
     ("temperature", 0.01, 10), ("answer_tokens", 4, 2**20), ("rollout_batch", 1, 2**16), ("held_out", 1, 10**5),
     ("k", 2, 64), ("rank", 1, 4096), ("sequential_size", 0, 2**16), ("plain_weight", 0, 10), ("depth_decay", 0.1, 1),
     ("texts", 1, 2**16), ("length", 8, 2**20), ("anchors", 1, 2**16), ("steps", 1, 10**8), ("learning_rate", 1e-8, 1),
-    ("warmup", 0, 10**7), ("clip", 1e-6, 1e6), ("seed", 0, 2**31), ("evaluate_every", 1, 10**8),
+    ("warmup", 0, 10**7), ("clip", 1e-6, 1e6), ("seed", 0, 2**30), ("evaluate_every", 1, 10**8),
     ("checkpoint_every", 1, 10**8), ("threads", 0, 4096),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """TensorBoard files, where tensorboard is installed."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 
 @contextmanager
 def tensorboard_writer(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that takes the entries of metrics.jsonl; without tensorboard it does nothing."""
+    """A function that takes the entries of metrics.jsonl, from the first on; without tensorboard it does nothing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         yield lambda entry: None
         return
+    # A killed run has lost some entries and has others that are made again.
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     with SummaryWriter(str(folder / "tensorboard")) as writer:
 
         def add(entry: dict[str, Any]) -> None:

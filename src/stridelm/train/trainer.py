@@ -15,6 +15,7 @@ from stridelm.model.student import Student, compile_layers
 from stridelm.train.acceptance import Measure, Tally, total
 from stridelm.train.batches import Batches
 from stridelm.train.checkpoint import load_checkpoint_state, save_checkpoint
+from stridelm.train.files import naming, write_bytes
 from stridelm.train.objective import Distill
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainingFailed, TrainSettings
@@ -27,7 +28,7 @@ _MEASURED_TOKENS = 200
 
 
 Watch = Callable[[dict[str, Any]], None]
-"""Told of every look and every measurement."""
+"""Told of every look and every measurement, those before a resumed run's checkpoint included."""
 
 
 class Trainer:
@@ -67,13 +68,17 @@ class Trainer:
         settings = self.settings
         done = load_checkpoint_state(self.folder, self.parameters, self.optimiser)
         metrics = _Metrics(self.folder / METRICS, done, self.watch)
-        tally = self._evaluate(metrics, 0) if done == 0 else Tally()
+        if done == 0:
+            self._evaluate(metrics, 0)
+        tally: Tally | None = None
         losses: list[torch.Tensor] = []
         since = time.perf_counter()
         for step in range(done, settings.steps):
             losses.append(self._step(step))
             finished = step + 1
-            if finished % _LOOK_EVERY == 0 or finished == settings.steps or finished % settings.checkpoint_every == 0:
+            is_last = finished == settings.steps
+            is_kept = is_last or finished % settings.checkpoint_every == 0
+            if is_kept or finished % _LOOK_EVERY == 0:
                 loss = _finite(losses, finished)
                 seconds = time.perf_counter() - since
                 metrics.add(
@@ -86,13 +91,14 @@ class Trainer:
                     }
                 )
                 losses, since = [], time.perf_counter()
-            if finished % settings.evaluate_every == 0 or finished == settings.steps:
+            if is_last or finished % settings.evaluate_every == 0:
                 tally = self._evaluate(metrics, finished)
                 since = time.perf_counter()
-            if finished % settings.checkpoint_every == 0 or finished == settings.steps:
+            if is_kept:
+                self._check_weights(finished)
                 save_checkpoint(self.folder, finished, self.parameters, self.optimiser)
                 since = time.perf_counter()
-        return tally if tally.texts else self._evaluate(metrics, settings.steps)
+        return tally or self._measured()
 
     def _step(self, step: int) -> torch.Tensor:
         """The loss of a step, after which the weights have moved."""
@@ -118,8 +124,13 @@ class Trainer:
         share = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
         return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
+    def _check_weights(self, step: int) -> None:
+        """The loss is that of the weights before its step: it does not tell what the step made of them."""
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters.values()):
+            raise _failed(f"a weight is no number after step {step}")
+
     def _evaluate(self, metrics: "_Metrics", step: int) -> Tally:
-        tally = total(each for _, each in self.measure(self.held_out))
+        tally = self._measured()
         metrics.add(
             {
                 "step": step,
@@ -129,6 +140,9 @@ class Trainer:
         )
         return tally
 
+    def _measured(self) -> Tally:
+        return total(each for _, each in self.measure(self.held_out))
+
 
 def _shortened(text: Text) -> Text:
     return Text(text.tokens[: text.prompt_length + _MEASURED_TOKENS], text.prompt_length)
@@ -137,11 +151,14 @@ def _shortened(text: Text) -> Text:
 def _finite(losses: list[torch.Tensor], step: int) -> float:
     loss = float(torch.stack(losses).mean())
     if not math.isfinite(loss):
-        raise TrainingFailed(
-            f"the loss is {loss} in the steps before {step}: nothing of them was kept. Try a lower --learning-rate, or "
-            "--dtype float32"
-        )
+        raise _failed(f"the loss is {loss} in the steps up to {step}")
     return loss
+
+
+def _failed(what: str) -> TrainingFailed:
+    return TrainingFailed(
+        f"{what}: nothing since the last checkpoint is kept. Try a lower --learning-rate, or --dtype float32"
+    )
 
 
 class _Metrics:
@@ -150,12 +167,14 @@ class _Metrics:
     def __init__(self, file: Path, done: int, watch: Watch) -> None:
         self.file = file
         self.watch = watch
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        kept = [line for line in lines if _step_of(line) <= done] if done else []
-        file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        lines = file.read_text(encoding="utf-8").splitlines() if done and file.is_file() else []
+        kept = [line for line in lines if _step_of(line) <= done]
+        write_bytes(file, "".join(f"{line}\n" for line in kept).encode())
+        for line in kept:
+            watch(json.loads(line))
 
     def add(self, entry: dict[str, Any]) -> None:
-        with self.file.open("a", encoding="utf-8") as opened:
+        with naming(self.file), self.file.open("a", encoding="utf-8") as opened:
             opened.write(json.dumps(entry) + "\n")
         self.watch(entry)
 

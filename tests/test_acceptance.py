@@ -1,0 +1,269 @@
+"""How a conversion is measured: the walk, that the engine takes the same one, and the command."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stridelm
+from command_line import Call, assert_refused
+from counting import Conversion, answered, counting_prompts
+from stridelm import LoadSettings, SamplingParams
+from stridelm.api import LanguageModel
+from stridelm.engine.rollout import Prompt
+from stridelm.model.adapter import save_adapter
+from stridelm.model.gated import Gate, attach
+from stridelm.model.load import Checkpoint
+from stridelm.model.student import Student
+from stridelm.train.acceptance import Measure, Tally, Walk, total
+from stridelm.train.rollouts import Text
+from tiny import FAMILIES, load_tiny, random_adapter
+
+Counting = Callable[..., Conversion]
+TEXTS = ("abcabcabd abc", "The quick brown fox", "x", "counting 1 2 3 4 5 6 7")
+
+
+def hits(*chains: str) -> np.ndarray:
+    return np.array([[letter == "#" for letter in chain] for chain in chains])
+
+
+def play(hits_AK: np.ndarray, prompt_length: int) -> Tally:
+    """The walk over an answer with a chain off each of its places, the first off the prompt's last token."""
+    walk = Walk(prompt_length, *hits_AK.shape)
+    while not walk.is_over:
+        walk.step(hits_AK[walk.anchor - (prompt_length - 1)])
+    return walk.tally
+
+
+@pytest.mark.parametrize(
+    ("chains", "forwards", "reached", "accepted"),
+    [
+        (["..", "..", "..", ".."], 4, [2, 0], [0, 0]),
+        (["##", "##", "##", "##"], 2, [1, 1], [1, 1]),
+        (["##", "##", "##", "##", "##"], 3, [1, 1], [1, 1]),
+        (["#.", "..", ".#", "##", "..", ".."], 4, [3, 1], [2, 0]),
+        (["##"], 1, [0, 0], [0, 0]),
+        (["##", "##"], 2, [0, 0], [0, 0]),
+    ],
+    ids=[
+        "nothing is right: the last token needs no draft",
+        "all is right: one token, then three",
+        "all is right, and one token is left",
+        "a hit behind a miss is of no use",
+        "the prompt's forward writes the only token",
+        "the last token is always the forward's own",
+    ],
+)
+def test_walks(chains: list[str], forwards: int, reached: list[int], accepted: list[int]) -> None:
+    tally = play(hits(*chains), 10)
+    assert (tally.texts, tally.tokens, tally.forwards) == (1, len(chains), forwards)
+    assert (tally.reached, tally.accepted) == (reached, accepted)
+
+
+@given(st.integers(1, 12).flatmap(lambda size: st.lists(st.tuples(*[st.booleans()] * 3), min_size=size, max_size=size)))
+def test_a_walk_takes_what_is_right_and_one_token_more(chains: list[tuple[bool, ...]]) -> None:
+    written = forwards = 1
+    while written < len(chains):
+        right = [*chains[written - 1], False].index(False)
+        written = min(written + right + 1, len(chains))
+        forwards += 1
+    tally = play(np.array(chains), 5)
+    assert (tally.tokens, tally.forwards) == (len(chains), forwards)
+    assert tally.tokens == tally.forwards + sum(tally.accepted)
+    assert all(taken <= seen for taken, seen in zip(tally.accepted, tally.reached, strict=True))
+
+
+def test_contexts_lie_in_buckets_by_powers_of_two() -> None:
+    tally = play(hits(*["."] * 5), 126)
+    assert dict(tally.by_context) == {128: [3, 3], 256: [2, 2]}, "the context of a forward is what lies before it"
+    assert dict(play(hits(".", "."), 1).by_context) == {128: [2, 2]}
+    assert dict(play(hits(".", "."), 9000).by_context) == {16384: [2, 2]}
+
+
+def test_tallies_add_up() -> None:
+    parts = [play(hits("##", "##", "##", "##"), 100), play(hits(".", "#", "."), 300), Tally()]
+    whole = total(parts)
+    assert (whole.texts, whole.tokens, whole.forwards) == (2, 7, 5)
+    assert (whole.reached, whole.accepted) == ([2, 1], [1, 1])
+    assert whole.acceptance == [0.5, 1.0]
+    assert whole.tokens_per_forward == 7 / 5
+    assert dict(whole.by_context) == {128: [4, 2], 512: [3, 3]}
+    assert (Tally().tokens_per_forward, Tally().acceptance) == (0, [])
+
+
+def tallies_of(measure: Measure, texts: list[Text]) -> list[Tally]:
+    """In the texts' own order."""
+    found = {id(text): tally for text, tally in measure(texts)}
+    return [found[id(text)] for text in texts]
+
+
+def assert_engine_walks_alike(
+    model: LanguageModel, measure: Measure, prompts: list[Prompt], texts: list[Text]
+) -> list[Tally]:
+    assert model.gate is not None
+    tallies = tallies_of(measure, texts)
+    for prompt, text, tally in zip(prompts, texts, tallies, strict=True):
+        words = str(model.target.tokenizer.decode(list(prompt.tokens)))
+        params = SamplingParams(max_tokens=prompt.max_tokens)
+        result = model.generate(words, params, decoder="self", k=model.gate.k, raw=True)
+        assert list(result.token_ids) == text.tokens[len(prompt.tokens) :].tolist()
+        assert (result.stats.tokens, result.stats.forwards) == (tally.tokens, tally.forwards)
+    return tallies
+
+
+@pytest.fixture
+def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurement chooses among the whole vocabulary."""
+    monkeypatch.setattr("stridelm.draft.mask.CANDIDATES", 1000)
+
+
+@pytest.mark.usefixtures("all_candidates")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_takes_the_same_walk_with_a_random_adapter(
+    family: str, trainable: Callable[..., Checkpoint], converted: Callable[..., tuple[Checkpoint, Gate]]
+) -> None:
+    target, gate = converted(family)
+    checkpoint = trainable(family)
+    model = LanguageModel(target, None, LoadSettings(cache_tokens=4096), gate)
+    prompts = [Prompt(tuple(model.encode(words, raw=True)), 16) for words in TEXTS]
+    measure = Measure(checkpoint.network, Student.of(checkpoint.network, random_adapter(target)))
+    assert_engine_walks_alike(model, measure, prompts, answered(checkpoint, prompts))
+
+
+@pytest.mark.usefixtures("all_candidates")
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_engine_takes_the_same_walk_with_a_trained_adapter(family: str, counting: Counting) -> None:
+    """What it can foresee and what it cannot; answers that end by themselves, and answers that are cut off."""
+    conversion = counting(family)
+    target = load_tiny(Path(conversion.checkpoint.name))
+    model = LanguageModel(target, None, LoadSettings(cache_tokens=4096), attach(target.network, conversion.adapter))
+    prompts = [*counting_prompts(6), *counting_prompts(6, 8)]
+    prompts += [Prompt(tuple(model.encode(words)), 12) for words in TEXTS]
+    texts = answered(conversion.checkpoint, prompts)
+    whole = total(assert_engine_walks_alike(model, conversion.trainer.measure, prompts, texts))
+    assert whole.tokens_per_forward > 1.5
+    assert 0 < whole.accepted[0] < whole.reached[0] and whole.accepted[-1] > 0
+    assert {text.tokens[-1] in target.eos_ids for text in texts} == {True, False}
+
+
+def test_it_does_not_matter_which_texts_are_measured_together(
+    counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = counting().trainer
+    together = tallies_of(trainer.measure, trainer.held_out)
+    for tokens in (1, 100):
+        monkeypatch.setattr("stridelm.train.acceptance._CACHED_TOKENS", tokens)
+        assert tallies_of(trainer.measure, trainer.held_out) == together
+
+
+@pytest.fixture
+def acceptance(call: Call) -> Call:
+    """`stridelm acceptance` with these arguments."""
+    return lambda *arguments: call("acceptance", "--device", "cpu", *arguments)
+
+
+CATEGORIES = {"ABCD": "ones", "BDFH": "twos", "EFGHIJK": "ones", "CE": None, "ACEGI": "twos"}
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    lines = [{"prompt": words} | ({"category": kind} if kind else {}) for words, kind in CATEGORIES.items()]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return file
+
+
+@pytest.fixture
+def measured(counting: Counting, questions: Path, tmp_path: Path) -> list[object]:
+    """The arguments of a measurement of a trained adapter."""
+    save_adapter(tmp_path / "adapter", counting().adapter)
+    model = counting().checkpoint.name
+    return ["--model", model, "--adapter", tmp_path / "adapter", "--prompts", questions, "--max-tokens", 20]
+
+
+@pytest.mark.usefixtures("all_candidates")
+def test_the_command_counts_what_the_engine_needs(
+    acceptance: Call, measured: list[object], counting: Counting, tmp_path: Path
+) -> None:
+    done = acceptance(*measured, "--json")
+    assert done.status == 0
+    (told,) = done.objects
+    model = stridelm.load(
+        counting().checkpoint.name,
+        adapter=tmp_path / "adapter",
+        settings=LoadSettings(device="cpu", cache_tokens=1024),
+    )
+    params = SamplingParams(max_tokens=20)
+    stats = {words: model.generate(words, params, decoder="self", k=4).stats for words in CATEGORIES}
+
+    def expected(*kinds: str | None) -> dict[str, Any]:
+        chosen = [stats[words] for words, kind in CATEGORIES.items() if kind in kinds]
+        tokens, forwards = sum(each.tokens for each in chosen), sum(each.forwards for each in chosen)
+        return {
+            "prompts_measured": len(chosen),
+            "tokens": tokens,
+            "forwards": forwards,
+            "tokens_per_forward": round(tokens / forwards, 4),
+        }
+
+    def counts(entry: dict[str, Any]) -> dict[str, Any]:
+        assert len(entry["acceptance_by_depth"]) == 3
+        return {name: entry[name] for name in expected("ones")}
+
+    assert counts(told) == expected("ones", "twos", None)
+    assert {kind: counts(entry) for kind, entry in told["categories"].items()} == {
+        kind: expected(kind) for kind in ("ones", "twos")
+    }
+    mean = sum(expected(kind)["tokens_per_forward"] for kind in ("ones", "twos")) / 2
+    assert told["mean_over_categories"] == pytest.approx(mean, abs=1e-4)
+    whole = expected("ones", "twos", None)
+    assert told["context"] == {"<=128": {name: whole[name] for name in ("tokens", "forwards", "tokens_per_forward")}}
+
+
+def test_the_batch_changes_nothing_and_the_sequential_head_something(acceptance: Call, measured: list[object]) -> None:
+    told = [
+        acceptance(*measured, "--json", *more).objects[0]
+        for more in ((), ("--batch", 1), ("--batch", 2), ("--no-sequential-head",))
+    ]
+    assert told[0] == told[1] == told[2]
+    assert (told[0]["sequential_head"], told[3]["sequential_head"]) == (True, False)
+    assert told[0]["tokens"] == told[3]["tokens"]
+    assert told[0]["acceptance_by_depth"] != told[3]["acceptance_by_depth"]
+
+
+def test_the_table_shows_what_the_object_holds(acceptance: Call, measured: list[object]) -> None:
+    (told,) = acceptance(*measured, "--json").objects
+    done = acceptance(*measured)
+    assert done.status == 0
+    rows = [line.split() for line in done.out.splitlines()]
+    for name, entry in (*told["categories"].items(), ("all", told)):
+        rates = [f"{rate:.2f}" for rate in entry["acceptance_by_depth"]]
+        assert [name, f"{entry['tokens_per_forward']:.3f}", *rates] in rows
+    assert ["mean", "over", "categories", f"{told['mean_over_categories']:.3f}"] in rows
+    assert ["<=128", f"{told['tokens_per_forward']:.3f}", str(told["tokens"])] in rows
+
+
+def test_what_cannot_be_measured_is_told_in_one_line(
+    acceptance: Call, measured: list[object], tmp_path: Path, tiny_folder: Callable[..., Path]
+) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("fits\n" + "x" * 600 + "\n")
+    model = tiny_folder()
+    cases: list[tuple[list[object], str]] = [
+        (["--model", model, "--prompts", measured[5]], "name one with --adapter"),
+        ([*measured, "--model", model], "other weights"),
+        ([*measured, "--adapter", tmp_path / "nothing"], "not a StrideLM adapter"),
+        ([*measured, "--prompts", tmp_path / "nothing.jsonl"], "nothing.jsonl: cannot be read"),
+        ([*measured, "--prompts", long], "long.txt, line 2"),
+        ([*measured, "--max-tokens", 1], "--max-tokens must be between 2"),
+        ([*measured, "--batch", 0], "--batch must be between 1"),
+        ([*measured, "--batch", 5000], "--batch must be between 1 and 4096"),
+        ([*measured, "--dtype", "int8"], "no dtype 'int8'"),
+    ]
+    for arguments, said in cases:
+        assert_refused(acceptance(*arguments), said)
