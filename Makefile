@@ -28,13 +28,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready
 
-# A text that is mostly its prompt again: there, looking up what followed the same words before guesses well.
+# Sums: there the converted model knows well what it is going to say.
 define DEMO_PROMPT
-Correct the spelling and change nothing else: Yesterday we walkd along the river until the old bridge, where the \
-fisherman mended his nets and told us about the storm that had taken two boats from the harbour. He said that nobdy \
-had seen the sea so high since his grandfather was a boy, and that the lighthouse keeper had kept the lamp burning \
-for three nights without any sleep. When the wind finaly turned, the whole village came down to the water to look for \
-what was left of the boats.
+A cinema has 14 rows of 22 seats. On Monday 195 of the seats were taken. How many were free? Show every step.
 endef
 
 demo: setup
