@@ -32,6 +32,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENA
 
 _DECODER_HELP = "; ".join(f"{name}: {what}" for name, what in DECODERS.items())
 _K_HELP = "Tokens that the decoder may propose per pass (" + ", ".join(f"{n} {k}" for n, k in DEFAULT_K.items()) + ")."
+_PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 
 Model = Annotated[
     str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
@@ -58,9 +59,7 @@ def _root(
 @with_settings
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", help="Many prompts: JSON lines with `prompt` or `messages`.")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {_PROMPTS_HELP}")] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
@@ -101,10 +100,7 @@ def generate(
 def train(
     out: Annotated[Path, typer.Option("--out", help="The folder to make: adapter, model card and record of the run.")],
     model: Model = DEFAULT_MODEL,
-    prompts: Annotated[
-        Path | None,
-        typer.Option("--prompts", help="JSON lines with `messages`, `prompt` or `question`, or text, one a line."),
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"What to answer: {_PROMPTS_HELP}")] = None,
     rollouts: Annotated[
         Path | None,
         typer.Option("--rollouts", help="Where the model's answers are kept, to be used again; default OUT/rollouts."),
@@ -126,7 +122,9 @@ def train(
 @app.command()
 @with_settings
 def acceptance(
-    prompts: Annotated[Path, typer.Option("--prompts", help="As for train; lines may carry a `category`.")],
+    prompts: Annotated[
+        Path, typer.Option("--prompts", help=f"What to answer: {_PROMPTS_HELP} Lines may carry a `category`.")
+    ],
     model: Model = DEFAULT_MODEL,
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="The adapter's folder; default: the built-in model's own.")
