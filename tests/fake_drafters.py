@@ -2,13 +2,14 @@
 
 import random
 
-from stridelm.types import ROOT, Commit, DraftTree, Sequence
+from stridelm.types import ROOT, Block, Commit, DraftTree, Output, Sequence
 
 
 class FakeDrafter:
     """Knows what every prompt's answer will be."""
 
     name = "fake"
+    layers = ()
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], k: int = 5) -> None:
         self.answers = answers
@@ -26,7 +27,9 @@ class FakeDrafter:
         written = len(sequence.tokens) - sequence.prompt_length
         return answer[written : written + self.k]
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
         for sequence, commit in zip(sequences, commits, strict=True):
             assert not commit.tokens or tuple(sequence.tokens[-len(commit.tokens) :]) == commit.tokens
 
@@ -57,7 +60,7 @@ class SomewhereRight(FakeDrafter):
             on_path = self._add(tokens, parents, token, on_path)
         for _ in range(self.random.randint(0, 3)):
             self._add(tokens, parents, self.random.randrange(200), self.random.randint(ROOT, len(tokens) - 1))
-        return DraftTree(tuple(tokens), tuple(parents), self.name)
+        return DraftTree(tuple(tokens), tuple(parents), (self.name,) * len(tokens), (1.0,) * len(tokens))
 
     @staticmethod
     def _add(tokens: list[int], parents: list[int], token: int, parent: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stridelm.model.adapter import Adapter
-from stridelm.types import SamplingParams
+from stridelm.params import SamplingParams
 
 NEAR_TIE = 1e-4
 """A decision closer than this may fall either way in float32."""

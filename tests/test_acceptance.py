@@ -20,6 +20,7 @@ from stridelm.model.adapter import save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import Student
+from stridelm.settings import DecodeSettings
 from stridelm.train.acceptance import Measure, Tally, Walk, total
 from stridelm.train.rollouts import Text
 from tiny import FAMILIES, load_tiny, random_adapter
@@ -110,7 +111,7 @@ def assert_engine_walks_alike(
     for prompt, text, tally in zip(prompts, texts, tallies, strict=True):
         words = str(model.target.tokenizer.decode(list(prompt.tokens)))
         params = SamplingParams(max_tokens=prompt.max_tokens)
-        result = model.generate(words, params, decoder="self", k=model.gate.k, raw=True)
+        result = model.generate(words, params, decoder=DecodeSettings("self", k=model.gate.k), raw=True)
         assert list(result.token_ids) == text.tokens[len(prompt.tokens) :].tolist()
         assert (result.stats.tokens, result.stats.forwards) == (tally.tokens, tally.forwards)
     return tallies
@@ -199,7 +200,7 @@ def test_the_command_counts_what_the_engine_needs(
         settings=LoadSettings(device="cpu", cache_tokens=1024),
     )
     params = SamplingParams(max_tokens=20)
-    stats = {words: model.generate(words, params, decoder="self", k=4).stats for words in CATEGORIES}
+    stats = {words: model.generate(words, params, decoder=DecodeSettings("self", k=4)).stats for words in CATEGORIES}
 
     def expected(*kinds: str | None) -> dict[str, Any]:
         chosen = [stats[words] for words, kind in CATEGORIES.items() if kind in kinds]

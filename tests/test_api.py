@@ -14,6 +14,7 @@ from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.engine import scheduler
 from stridelm.model.load import Checkpoint
+from stridelm.settings import DecodeSettings
 
 SHORT = SamplingParams(max_tokens=12)
 
@@ -41,7 +42,9 @@ def test_strides_add_up_to_the_result(language_model: LanguageModel) -> None:
 
 
 def test_a_result_says_what_it_is(language_model: LanguageModel) -> None:
-    result = language_model.generate("hello", SamplingParams(max_tokens=8, temperature=1.0), decoder="draft", k=3)
+    result = language_model.generate(
+        "hello", SamplingParams(max_tokens=8, temperature=1.0), decoder=DecodeSettings("draft", k=3)
+    )
     assert result.exact and "float32" in result.exact_to and "cpu" in result.exact_to
     assert result.decoder == "draft"
     assert language_model.target.tokenizer.decode(list(result.token_ids), skip_special_tokens=True) == result.text
@@ -216,9 +219,9 @@ def test_threads_share_an_engine(language_model: LanguageModel) -> None:
         (lambda m: m.generate("  \n"), "empty"),
         (lambda m: m.generate([{"role": "user"}]), "content"),
         (lambda m: m.generate("a" * 600), "512"),
-        (lambda m: m.generate("a", decoder="psychic"), "autoregressive, ngram, draft"),
-        (lambda m: m.generate("a", decoder="ngram", k=0), "between 1 and 64"),
-        (lambda m: m.generate("a", decoder="autoregressive", k=3), "takes no k"),
+        (lambda m: m.generate("a", decoder="psychic"), "autoregressive, self, draft"),
+        (lambda m: m.generate("a", decoder=DecodeSettings("ngram", k=0)), "between 1 and 64"),
+        (lambda m: m.generate("a", decoder=DecodeSettings("autoregressive", k=3)), "has no --k"),
         (lambda m: m.generate("a", SamplingParams(logit_bias={999: 1.0})), "999"),
         (lambda m: m.generate([{"role": "user", "content": "a"}], raw=True), "raw"),
     ],
@@ -293,7 +296,7 @@ def test_half_precision_is_not_called_exact_unless_plain(tiny_folder: Callable[.
 
 def test_draft_caches_are_shared(language_model: LanguageModel) -> None:
     for k in (None, 3, 4, 5):
-        language_model.generate("abc", SHORT, decoder="draft", k=k)
+        language_model.generate("abc", SHORT, decoder=DecodeSettings("draft", k=k))
     assert len({id(policy.drafter.forward) for policy in language_model._policies.values()}) == 1  # type: ignore[attr-defined]
     assert len(language_model._policies) == 3
 

@@ -26,8 +26,8 @@ from stridelm.model import builtin, store
 from stridelm.model.inventory import StoredModel, stored_models
 from stridelm.model.load import load_checkpoint
 from stridelm.model.store import read_weights, save_folder, weight_files
+from stridelm.params import InputError
 from stridelm.settings import LoadSettings
-from stridelm.types import InputError
 from test_gguf import content_of, logits_of, tiny_network
 from tiny import byte_tokenizer
 

@@ -26,10 +26,10 @@ from stridelm.cli_options import field_docs
 from stridelm.engine.detokenize import TextStream
 from stridelm.model.adapter import save_adapter
 from stridelm.model.builtin import FOLDER
+from stridelm.params import SamplingParams
 from stridelm.race import _first_difference
 from stridelm.settings import DECODERS, LoadSettings
 from stridelm.train.settings import PlaceSettings, TrainSettings
-from stridelm.types import SamplingParams
 from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
 
 SCRIPT = Path(sys.executable).with_name("stridelm")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from stridelm.api import LanguageModel
 from stridelm.draft.ngram import NgramDrafter, longest_match
 from stridelm.model.load import Checkpoint
-from stridelm.settings import LoadSettings
-from stridelm.types import SamplingParams
+from stridelm.params import SamplingParams
+from stridelm.settings import DecodeSettings, LoadSettings
 
 
 def match_by_trying(tokens: list[int], longest: int) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(tiny: Callable[..., Chec
     model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
     for params in (SamplingParams(max_tokens=30), SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=5)):
         for k in (1, 4, 7):
-            result = model.generate("abcdefgh", params, decoder="draft", k=k)
+            result = model.generate("abcdefgh", params, decoder=DecodeSettings("draft", k=k))
             assert result.stats.forwards == -(-result.stats.tokens // (k + 1))
             assert result.stats.accepted == result.stats.drafted == result.stats.tokens - result.stats.forwards
 
@@ -47,7 +47,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(tiny: Callable[..., Chec
 def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) -> None:
     answers = [language_model.stream(text, SamplingParams(max_tokens=12), decoder="draft") for text in ("abc", "defg")]
     next(answers[0])
-    drafter = language_model._policy("draft", 4).drafter  # type: ignore[attr-defined]
+    drafter = language_model._policy(DecodeSettings("draft", k=4)).drafter  # type: ignore[attr-defined]
     cache = drafter.forward.cache
     cache.check_integrity()
     assert cache.free_blocks < cache.block_count
@@ -60,7 +60,7 @@ def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) ->
 def test_a_long_prompt_is_read_by_the_draft_model_in_parts(tiny: Callable[..., Checkpoint], monkeypatch) -> None:
     monkeypatch.setattr("stridelm.draft.draft_model._ROWS", 16)
     model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
-    result = model.generate("a long prompt " * 10, SamplingParams(max_tokens=20), decoder="draft", k=4)
+    result = model.generate("a long prompt " * 10, SamplingParams(max_tokens=20), decoder=DecodeSettings("draft", k=4))
     assert result.stats.accepted == result.stats.drafted > 0
 
 

@@ -21,8 +21,9 @@ from stridelm.model.builtin import ensure_builtin
 from stridelm.model.gated import Gate
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.store import save_folder
-from stridelm.settings import LoadSettings
-from stridelm.types import SamplingParams, Sequence
+from stridelm.params import SamplingParams
+from stridelm.settings import DecodeSettings, LoadSettings
+from stridelm.types import Sequence
 from tiny import FAMILIES
 
 log = logging.getLogger("exactness")
@@ -86,7 +87,7 @@ def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expect
     if name in FAKES:
         known = [[decision.token for decision in decisions] for decisions in expected]
         return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
-    return model._policy(*model._choose(name, None))
+    return model._policy(DecodeSettings(name))
 
 
 def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
@@ -194,7 +195,7 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
     params = with_length(SETTINGS["hot"], 16)
     ids = language_model.encode(PROMPTS[1], raw=True)
     oracle = plain_network(tiny_folder("llama"))
-    policy = language_model._policy("ngram", 8)
+    policy = language_model._policy(DecodeSettings("ngram", k=8))
     texts = []
     for choice in (0, 1, 0):
         sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length, choice=choice)

@@ -20,7 +20,7 @@ from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.types import ROOT, DraftTree
 from tiny import FAMILIES, byte_tokenizer, load_tiny
 
-TREE = DraftTree((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
+TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
 
 
 def plain_network(folder: Path) -> nn.Module:

@@ -26,7 +26,7 @@ from stridelm.model.load import Checkpoint
 from stridelm.types import ROOT, DraftTree, Output
 from tiny import FAMILIES, load_tiny, plain_network, random_adapter
 
-TREE = DraftTree((5, 6, 7, 8), (ROOT, 0, ROOT, 1), "tree")
+TREE = DraftTree.of((5, 6, 7, 8), (ROOT, 0, ROOT, 1), "tree")
 NODES = range(ROOT, len(TREE))
 PREFIXES = [list(range(30, 30 + length)) for length in (3, 40, 17)]
 Converted = Callable[..., tuple[Checkpoint, Gate]]

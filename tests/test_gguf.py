@@ -20,8 +20,8 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.params import InputError
 from stridelm.settings import LoadSettings
-from stridelm.types import InputError
 from tiny import CONTEXT, EOS, FAMILIES
 
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 256, 7, 7, 7, 250, 0, 33, 259, 12]

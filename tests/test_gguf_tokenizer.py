@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from stridelm.model.builtin import ensure_builtin
 from stridelm.model.gguf_tokenizer import tokenizer_from_gguf
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 DATA = Path(__file__).parent / "data"
 FILE = Path("some.gguf")

@@ -16,7 +16,7 @@ def trees(draw: st.DrawFn, most: int = 12) -> DraftTree:
     count = draw(st.integers(0, most))
     parents = tuple(draw(st.integers(ROOT, index - 1)) for index in range(count))
     tokens = tuple(draw(st.lists(st.integers(0, 99), min_size=count, max_size=count)))
-    return DraftTree(tokens, parents, "any")
+    return DraftTree.of(tokens, parents, "any")
 
 
 def ancestors_by_walking(parents: tuple[int, ...], row: int) -> list[int]:
@@ -127,7 +127,7 @@ def test_masks_hang_off_their_anchors_and_count_their_depth(
 
 
 def test_a_block_wants_the_last_pending_row_and_every_draft() -> None:
-    block = make_block(7, [1, 2, 3], DraftTree((4, 5), (ROOT, ROOT), "two"))
+    block = make_block(7, [1, 2, 3], DraftTree.of((4, 5), (ROOT, ROOT), "two"))
     assert block.parents == (ROOT, 0, 1, 2, 2)
     assert block.wanted == (2, 3, 4)
     assert lay_out([block]).positions_Q.tolist() == [7, 8, 9, 10, 10]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
-from stridelm.types import InputError
 
 BENCH = Path(__file__).parent.parent / "bench" / "prompts"
 CHAT = [{"role": "system", "content": ""}, {"role": "user", "content": "Größe?"}]

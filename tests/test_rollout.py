@@ -9,9 +9,9 @@ import torch
 from stridelm.api import LanguageModel
 from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.model.load import load_checkpoint
+from stridelm.params import SamplingParams
 from stridelm.sampling import gumbel, gumbel_rows
 from stridelm.settings import PLAIN, LoadSettings
-from stridelm.types import SamplingParams
 from tiny import FAMILIES, load_tiny
 
 TEXTS = ["abc", "The quick brown fox", "x", "counting 1 2 3 4 5 6 7", "zz top", "again and again"]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import reference
 from stridelm.decode.autoregressive import Autoregressive
+from stridelm.params import InputError, SamplingParams
 from stridelm.sampling import confidence, draw, draw_among, gumbel, gumbel_of, keep_likely, penalise
-from stridelm.types import InputError, SamplingParams, Sequence
+from stridelm.types import Sequence
 
 words = st.integers(0, 2**64 - 1)
 

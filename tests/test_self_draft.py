@@ -17,7 +17,7 @@ from stridelm.draft.mask import MaskDrafter
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
-from stridelm.settings import DEFAULT_K, choose_decoder
+from stridelm.settings import DecodeSettings
 from stridelm.types import Rows, Sequence
 from tiny import load_tiny, plain_network, random_adapter
 
@@ -181,10 +181,10 @@ def test_where_there_is_room_masks_hang_off_every_node_that_has_a_use_for_them(
 ) -> None:
     """To the end of an answer that fills its blocks: rows for masks are set aside beside those for its tokens."""
     model = converted_model(converted)
-    policy: Any = model._policy("self", 4)
+    policy: Any = model._policy(DecodeSettings("self", k=4))
     policy.drafter.choose = lambda sequences, texts, logits, hidden: [[65, 66, 67]] * len(texts)
     seen = watch_rows(model, monkeypatch)
-    model.generate("a" * 24, SamplingParams(max_tokens=40), decoder="self", k=4, raw=True)
+    model.generate("a" * 24, SamplingParams(max_tokens=40), decoder=DecodeSettings("self", k=4), raw=True)
     for rows in seen[1:]:
         room, drafts = 64 - (rows.starts[0] + 1), len(rows.ids_Q) - len(rows.mask_rows_M) - 1
         anchors = max(0, min(drafts, room - 3) + 1)
@@ -197,7 +197,7 @@ def test_no_row_lies_beyond_the_context(tiny_folder: Callable[..., Path], monkey
     model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
     plain = model.generate("a" * 20, SamplingParams(max_tokens=100), decoder="autoregressive", raw=True)
     seen = watch_rows(model, monkeypatch)
-    result = model.generate("a" * 20, SamplingParams(max_tokens=100), decoder="self", k=9, raw=True)
+    result = model.generate("a" * 20, SamplingParams(max_tokens=100), decoder=DecodeSettings("self", k=9), raw=True)
     assert result.token_ids == plain.token_ids
     assert max(int(rows.positions_Q.max()) for rows in seen) < 48
 
@@ -209,7 +209,9 @@ def test_a_prompt_is_read_without_masks_and_the_last_tokens_are_written_without(
     model = converted_model(converted)
     seen = watch_rows(model, monkeypatch)
     for max_tokens, k in ((1, 4), (2, 4), (3, 1)):
-        result = model.generate("b" * 60, SamplingParams(max_tokens=max_tokens), decoder="self", k=k, raw=True)
+        result = model.generate(
+            "b" * 60, SamplingParams(max_tokens=max_tokens), decoder=DecodeSettings("self", k=k), raw=True
+        )
         assert (result.stats.tokens, result.stats.drafted) == (max_tokens, 0)
     assert not any(len(rows.mask_rows_M) for rows in seen)
     seen.clear()
@@ -232,7 +234,7 @@ def test_an_answer_that_is_given_up_is_forgotten(converted: Converted) -> None:
     model = converted_model(converted)
     answer = model.stream(TEXTS[0], SamplingParams(max_tokens=40), decoder="self")
     next(answer)
-    policy: Any = model._policy("self", DEFAULT_K["self"])
+    policy: Any = model._policy(DecodeSettings("self"))
     assert answer.sequence in policy._drafts
     answer.close()
     assert policy._drafts == {}
@@ -240,39 +242,34 @@ def test_an_answer_that_is_given_up_is_forgotten(converted: Converted) -> None:
 
 def test_drafts_end_where_the_text_does(converted: Converted) -> None:
     model = converted_model(converted)
-    policy: Any = model._policy("self", 4)
+    policy: Any = model._policy(DecodeSettings("self", k=4))
     policy.drafter.choose = lambda sequences, texts, logits, hidden: [[65, 256, 66]] * len(texts)
-    answer = model.stream(TEXTS[0], SamplingParams(max_tokens=40), decoder="self", k=4)
+    answer = model.stream(TEXTS[0], SamplingParams(max_tokens=40), decoder=DecodeSettings("self", k=4))
     next(answer)
     assert policy._drafts[answer.sequence].tokens == (65, 256)
 
 
-def test_which_decoder_and_k_are_chosen() -> None:
-    assert choose_decoder("auto", None, has_draft=False, adapter_k=9) == ("self", DEFAULT_K["self"])
-    assert choose_decoder("auto", None, has_draft=False, adapter_k=3) == ("self", 3)
-    assert choose_decoder("auto", 6, has_draft=False, adapter_k=9) == ("self", 6)
-    assert choose_decoder("auto", None, has_draft=True, adapter_k=9)[0] == "draft"
-    assert choose_decoder("auto", None, has_draft=False)[0] == "ngram"
-    assert choose_decoder("ngram", 20, has_draft=False, adapter_k=4) == ("ngram", 20)
+def test_what_a_decoder_needs_and_takes() -> None:
+    DecodeSettings("self", k=4).check(has_draft=False, mask_k=4)
     with pytest.raises(InputError, match="at most 4"):
-        choose_decoder("self", 5, has_draft=False, adapter_k=4)
+        DecodeSettings("self", k=5).check(has_draft=False, mask_k=4)
     with pytest.raises(InputError, match="stridelm train"):
-        choose_decoder("self", None, has_draft=True)
+        DecodeSettings("self").check(has_draft=True, mask_k=0)
 
 
 def test_load_with_an_adapter(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
     folder, settings = str(tiny_folder("qwen3")), LoadSettings(device="cpu", cache_tokens=1024)
     save_adapter(tmp_path, random_adapter(load_tiny(Path(folder))))
     plain = stridelm.load(folder, settings=settings).generate("abcabc", SamplingParams(max_tokens=20))
-    assert plain.decoder == "ngram"
+    assert plain.decoder == "auto"
     model = stridelm.load(folder, adapter=tmp_path, settings=settings)
     for loaded in (model, model.twin()):
         result = loaded.generate("abcabc", SamplingParams(max_tokens=20))
-        assert (result.decoder, result.token_ids, result.exact) == ("self", plain.token_ids, True)
+        assert (result.decoder, result.token_ids, result.exact) == ("auto", plain.token_ids, True)
         assert result.exact_to == plain.exact_to
         assert result.stats.drafted > 0
     with pytest.raises(InputError, match="at most 4"):
-        model.generate("abcabc", decoder="self", k=5)
+        model.generate("abcabc", decoder=DecodeSettings("self", k=5))
     assert stridelm.load(folder, adapter="none", settings=settings).gate is None
 
 
@@ -284,7 +281,7 @@ def test_half_precision_runs(family: str, tmp_path: Path, tiny_folder: Callable[
     settings = LoadSettings(device="cpu", dtype="bfloat16", cache_tokens=1024)
     model = stridelm.load(str(folder), adapter=tmp_path, settings=settings)
     result = model.generate("abcabc", SamplingParams(max_tokens=20))
-    assert (result.decoder, result.exact) == ("self", False)
+    assert (result.decoder, result.exact) == ("auto", False)
     assert result.stats.drafted > 0
 
 

@@ -16,10 +16,10 @@ from safetensors import SafetensorError
 
 from command_line import Call, Run, assert_refused
 from killed import train_until
+from stridelm.params import InputError
 from stridelm.train import files, rollouts
 from stridelm.train.objective import Distill
 from stridelm.train.settings import _BOUNDS, TrainSettings
-from stridelm.types import InputError
 from tiny import CONTEXT
 from training import QUESTIONS, contents, outcome, small_run, write_questions
 

@@ -16,7 +16,7 @@ def all_trees(nodes: int) -> list[DraftTree]:
     for parents in itertools.product(*(range(ROOT, node) for node in range(nodes))):
         for tokens in itertools.product(range(TOKENS), repeat=nodes):
             if len(set(zip(parents, tokens, strict=True))) == nodes:
-                found.append(DraftTree(tokens, parents, "small"))
+                found.append(DraftTree.of(tokens, parents, "small"))
     return found
 
 
@@ -44,6 +44,6 @@ def test_walk_equals_sequential_draws(nodes: int) -> None:
 
 def test_the_draw_is_told_which_node_it_is_at() -> None:
     asked: list[int] = []
-    tree = DraftTree((5, 6, 7), (ROOT, 0, 1), "chain")
+    tree = DraftTree.of((5, 6, 7), (ROOT, 0, 1), "chain")
     walk(tree, lambda node, history: asked.append(node) or 5 + len(history), [])
     assert asked == [ROOT, 0, 1, 2]

@@ -5,17 +5,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stridelm.api import Answer, LanguageModel, load
-    from stridelm.settings import LoadSettings
-    from stridelm.types import InputError, Result, SamplingParams, Stride
+    from stridelm.params import InputError, SamplingParams
+    from stridelm.settings import DecodeSettings, LoadSettings
+    from stridelm.types import Result, Stride
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "InputError", "LanguageModel", "LoadSettings", "Result", "SamplingParams", "Stride", "load"]
+__all__ = [
+    "Answer",
+    "DecodeSettings",
+    "InputError",
+    "LanguageModel",
+    "LoadSettings",
+    "Result",
+    "SamplingParams",
+    "Stride",
+    "load",
+]
 
-_HOMES = {"Answer": "api", "LanguageModel": "api", "load": "api", "LoadSettings": "settings"}
+_HOMES = {
+    "api": ("Answer", "LanguageModel", "load"),
+    "params": ("InputError", "SamplingParams"),
+    "settings": ("DecodeSettings", "LoadSettings"),
+    "types": ("Result", "Stride"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Names are looked up on first use, so that `import stridelm` does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'stridelm' has no attribute {name!r}")
-    return getattr(import_module(f"stridelm.{_HOMES.get(name, 'types')}"), name)
+    home = next(module for module, names in _HOMES.items() if name in names)
+    return getattr(import_module(f"stridelm.{home}"), name)

@@ -14,13 +14,13 @@ from stridelm.model.adapter import check_base, load_adapter
 from stridelm.model.encode import encode_prompt
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.student import Student
+from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import Measure, Tally, total
 from stridelm.train.display import Display
 from stridelm.train.rollouts import Text
 from stridelm.train.settings import PlaceSettings
-from stridelm.types import InputError
 
 _LARGEST_BATCH = 4096
 

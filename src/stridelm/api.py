@@ -20,8 +20,9 @@ from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, LoadSettings, choose_decoder
-from stridelm.types import InputError, Result, SamplingParams, Sequence, Stats, Stride
+from stridelm.params import InputError, SamplingParams
+from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
+from stridelm.types import Result, Sequence, Stats, Stride
 
 _GREEDY = SamplingParams()
 
@@ -58,6 +59,11 @@ def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
     return None if adapter == NO_ADAPTER else Path(adapter)
 
 
+def may_have_masks(model: str, adapter: str | Path | None) -> bool:
+    """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
+    return adapter_folder(model, adapter) is not None
+
+
 def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
@@ -84,7 +90,7 @@ class LanguageModel:
         self._loaded = Loaded(
             target, gate, draft, TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
         )
-        self._policies: dict[tuple[str, int], Policy] = {}
+        self._policies: dict[DecodeSettings, Policy] = {}
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
         """Strides that were made and not asked for yet, of every answer that is not read to its end."""
@@ -101,17 +107,16 @@ class LanguageModel:
         prompt: Prompt,
         params: SamplingParams = _GREEDY,
         *,
-        decoder: str = AUTO,
-        k: int | None = None,
+        decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> "Answer":
         """Start an answer; iterate over it for one Stride a forward pass, then ask for its `result`.
 
         `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
-        `raw` leaves text as it is.
+        `raw` leaves text as it is. `decoder` is a name, or settings that hold one.
         """
         stats = Stats()
-        name, k = self._choose(decoder, k)
+        settings = self._check(decoder)
         unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
         if unknown:
             raise InputError(
@@ -122,18 +127,18 @@ class LanguageModel:
             sequence = Sequence(
                 tokens=tokens,
                 params=params,
-                policy=self._policy(name, k),
+                policy=self._policy(settings),
                 eos_ids=self.target.eos_ids,
                 context_length=self.target.context_length,
                 stats=stats,
             )
             self.engine.add(sequence)
             self._strides[sequence] = deque()
-        return Answer(self, sequence, name)
+        return Answer(self, sequence, settings)
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams = ..., *, decoder: str = ..., k: int | None = ..., raw: bool = ...
+        self, prompt: Prompt, params: SamplingParams = ..., *, decoder: str | DecodeSettings = ..., raw: bool = ...
     ) -> Result: ...
 
     @overload
@@ -142,8 +147,7 @@ class LanguageModel:
         prompt: list[str] | list[Messages],
         params: SamplingParams = ...,
         *,
-        decoder: str = ...,
-        k: int | None = ...,
+        decoder: str | DecodeSettings = ...,
         raw: bool = ...,
     ) -> list[Result]: ...
 
@@ -152,22 +156,21 @@ class LanguageModel:
         prompt: Prompt | list[str] | list[Messages],
         params: SamplingParams = _GREEDY,
         *,
-        decoder: str = AUTO,
-        k: int | None = None,
+        decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> Result | list[Result]:
         """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
         if isinstance(prompt, str) or _is_chat(prompt):
-            return self._generate([cast(Prompt, prompt)], params, decoder, k, raw)[0]
-        return self._generate(cast(list[Prompt], prompt), params, decoder, k, raw)
+            return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
+        return self._generate(cast(list[Prompt], prompt), params, decoder, raw)
 
     def _generate(
-        self, prompts: list[Prompt], params: SamplingParams, decoder: str, k: int | None, raw: bool
+        self, prompts: list[Prompt], params: SamplingParams, decoder: str | DecodeSettings, raw: bool
     ) -> list[Result]:
         answers: list[Answer] = []
         try:
             for prompt in prompts:
-                answers.append(self.stream(prompt, params, decoder=decoder, k=k, raw=raw))
+                answers.append(self.stream(prompt, params, decoder=decoder, raw=raw))
             return [answer.result() for answer in answers]
         finally:
             for answer in answers:
@@ -178,12 +181,11 @@ class LanguageModel:
         prompt: Prompt,
         params: SamplingParams = _GREEDY,
         *,
-        decoder: str = AUTO,
-        k: int | None = None,
+        decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> AsyncIterator[Stride]:
         """`stream` for async callers: concurrent answers share the engine's steps, and the event loop stays free."""
-        answer = await asyncio.to_thread(self.stream, prompt, params, decoder=decoder, k=k, raw=raw)
+        answer = await asyncio.to_thread(self.stream, prompt, params, decoder=decoder, raw=raw)
         try:
             while (stride := await asyncio.to_thread(next, answer, None)) is not None:
                 yield stride
@@ -194,16 +196,16 @@ class LanguageModel:
         """The prompt's token ids, checked against what the model takes."""
         return encode_prompt(self.target, prompt, raw=raw)
 
-    def _choose(self, decoder: str, k: int | None) -> tuple[str, int]:
-        return choose_decoder(
-            decoder, k, has_draft=self.draft is not None, adapter_k=0 if self.gate is None else self.gate.k
-        )
+    def _check(self, decoder: str | DecodeSettings) -> DecodeSettings:
+        settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
+        settings.check(has_draft=self.draft is not None, mask_k=0 if self.gate is None else self.gate.k)
+        return settings
 
-    def _policy(self, name: str, k: int) -> Policy:
-        # One per decoder and k: sequences that share a policy are drafted together.
-        if (name, k) not in self._policies:
-            self._policies[name, k] = make_policy(name, k, self._loaded)
-        return self._policies[name, k]
+    def _policy(self, settings: DecodeSettings) -> Policy:
+        # One per settings: sequences that share a policy are drafted together.
+        if settings not in self._policies:
+            self._policies[settings] = make_policy(settings, self._loaded)
+        return self._policies[settings]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -267,10 +269,10 @@ class Answer(Iterator[Stride]):
     One that is dropped before its end is given up as well.
     """
 
-    def __init__(self, model: LanguageModel, sequence: Sequence, decoder: str) -> None:
+    def __init__(self, model: LanguageModel, sequence: Sequence, settings: DecodeSettings) -> None:
         self._model = model
         self.sequence = sequence
-        self.decoder = decoder
+        self.decoder = settings.decoder
         self.strides: list[Stride] = []
         # Only noted: a finaliser may run anywhere, also where the lock is held.
         weakref.finalize(self, model._given_up.append, sequence).atexit = False

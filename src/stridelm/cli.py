@@ -11,9 +11,9 @@ import typer
 
 import stridelm
 from stridelm.cli_options import with_settings
-from stridelm.settings import AUTO, DECODERS, DEFAULT_K, DEFAULT_MODEL, LoadSettings
+from stridelm.params import InputError, SamplingParams
+from stridelm.settings import DEFAULT_MODEL, DecodeSettings, LoadSettings
 from stridelm.train.settings import PlaceSettings, TrainingFailed, TrainSettings
-from stridelm.types import InputError, SamplingParams
 
 app = typer.Typer(
     name="stridelm",
@@ -30,8 +30,6 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)
 """What a user can mend about a file that cannot be written."""
 
-_DECODER_HELP = "; ".join(f"{name}: {what}" for name, what in DECODERS.items())
-_K_HELP = "Tokens that the decoder may propose per pass (" + ", ".join(f"{n} {k}" for n, k in DEFAULT_K.items()) + ")."
 _PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 
 Model = Annotated[
@@ -70,8 +68,7 @@ def generate(
             "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
         ),
     ] = None,
-    decoder: Annotated[str, typer.Option("--decoder", help=_DECODER_HELP + ".")] = AUTO,
-    k: Annotated[int | None, typer.Option("--k", help=_K_HELP)] = None,
+    decode: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
     race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
@@ -90,7 +87,7 @@ def generate(
 
     generate_command.run(
         generate_command.Request(
-            prompt, prompts, model, adapter, draft_model, decoder, k, sampling, raw, race, json, batch, load
+            prompt, prompts, model, adapter, draft_model, decode, sampling, raw, race, json, batch, load
         )
     )
 

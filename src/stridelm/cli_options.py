@@ -54,7 +54,8 @@ def _options(settings: type) -> list[inspect.Parameter]:
     docs, hints = field_docs(settings), typing.get_type_hints(settings)
     options: list[inspect.Parameter] = []
     for field in dataclasses.fields(settings):
-        kind, default, metavar, help_text = hints[field.name], field.default, None, docs[field.name]
+        kind, default, metavar = hints[field.name], field.default, None
+        help_text = field.metadata.get("help", docs[field.name])
         if typing.get_origin(kind) is tuple:
             kind, default, metavar, help_text = list[str], [], "<str>", f"{help_text} May be given several times."
         elif not (kind in (int, float, str, bool) or isinstance(kind, types.UnionType)):

@@ -6,14 +6,23 @@ from stridelm.types import Block, Commit, DraftTree, Output, Sequence
 
 
 class Drafter(Protocol):
-    """Proposes continuations. May propose nothing; is never trusted."""
+    """Proposes continuations. May propose nothing; is never trusted.
+
+    One that reads the target's keys and values finds them where the engine does: in the target's cache, by way of
+    `sequence.table`.
+    """
 
     name: str
+    layers: tuple[int, ...]
+    """The layers of the target whose inputs it wants to see in `observe`; empty for most."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
-        """Learn from what was accepted. Called after the commits are part of the sequences."""
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
+        """Learn from a step: what was run, what the model said, what was accepted. Called after the commits are part of
+        the sequences."""
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -34,6 +43,8 @@ class Policy(Protocol):
         """`outputs` holds, per sequence, what the model says of its block's wanted rows."""
         ...
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None: ...
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None: ...
 
     def release(self, sequence: Sequence) -> None: ...

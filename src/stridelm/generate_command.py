@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.progress import track
 
 import stridelm
-from stridelm.api import LanguageModel, Prompt, adapter_folder
+from stridelm.api import LanguageModel, Prompt, may_have_masks
+from stridelm.params import InputError, SamplingParams
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.race import run_race
-from stridelm.settings import LARGEST_K, LoadSettings, choose_decoder
-from stridelm.types import InputError, Result, SamplingParams
+from stridelm.settings import LARGEST_K, DecodeSettings, LoadSettings
+from stridelm.types import Result
 
 _STRIDE_STYLES = ("bold", "cyan")
 """Strides take turns, so that one sees what each forward pass brought."""
@@ -29,8 +30,7 @@ class Request:
     model: str
     adapter: str | None
     draft_model: str | None
-    decoder: str
-    k: int | None
+    decode: DecodeSettings
     sampling: SamplingParams
     raw: bool
     race: bool
@@ -46,9 +46,10 @@ def run(request: Request) -> None:
         raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
     if request.batch != 1 and request.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
-    # Which k the adapter takes is not known before it is loaded.
-    adapter_k = LARGEST_K if adapter_folder(request.model, request.adapter) else 0
-    choose_decoder(request.decoder, request.k, has_draft=request.draft_model is not None, adapter_k=adapter_k)
+    request.decode.check(
+        has_draft=request.draft_model is not None,
+        mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
+    )
     if request.prompts is not None:
         lines = read_prompts(request.prompts)
         _answer_all(_load(request), lines, request)
@@ -63,7 +64,7 @@ def _load(request: Request) -> LanguageModel:
 
 def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
     if request.race:
-        run_race(model, prompt, request.sampling, request.decoder, request.k, raw=request.raw, as_json=request.json)
+        run_race(model, prompt, request.sampling, request.decode, raw=request.raw, as_json=request.json)
     elif request.json:
         print(json.dumps(as_json(model.generate(prompt, **_arguments(request)))))
     else:
@@ -82,7 +83,7 @@ def _one_prompt(request: Request) -> str:
 
 
 def _arguments(request: Request) -> dict[str, Any]:
-    return {"params": request.sampling, "decoder": request.decoder, "k": request.k, "raw": request.raw}
+    return {"params": request.sampling, "decoder": request.decode, "raw": request.raw}
 
 
 def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:

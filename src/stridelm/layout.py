@@ -37,6 +37,7 @@ def make_block(
     anchors: Items[int] = (),
     masks: int = 0,
     reads_logits: bool = True,
+    layers: tuple[int, ...] = (),
 ) -> Block:
     """A chain of pending tokens, a tree off its last one, and so many masks off each anchor: ROOT or a tree's node.
 
@@ -59,6 +60,7 @@ def make_block(
         tree=tree,
         mask_anchors=tuple(anchors),
         masks=masks,
+        layers=layers,
     )
 
 
@@ -109,6 +111,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
         wanted_segments=tuple(wanted_segments),
         mask_rows_M=mask_rows_M,
         mask_depths_M=_mask_depths(blocks, ancestors) if len(mask_rows_M) else mask_rows_M,
+        layers=tuple(sorted({layer for block in blocks for layer in block.layers})),
     )
 
 

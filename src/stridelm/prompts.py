@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stridelm.api import Answer, LanguageModel, Prompt
-from stridelm.settings import PLAIN
-from stridelm.types import InputError, SamplingParams
+from stridelm.params import InputError, SamplingParams
+from stridelm.settings import PLAIN, DecodeSettings
 
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7")
 """Strides take these in turn (the palette of Okabe and Ito, which colour-blind people can tell apart)."""
@@ -63,26 +63,25 @@ def run_race(
     model: LanguageModel,
     prompt: Prompt,
     params: SamplingParams,
-    decoder: str,
-    k: int | None,
+    decoder: DecodeSettings,
     *,
     raw: bool,
     as_json: bool,
     console: Console | None = None,
 ) -> None:
     """Race `decoder` against plain decoding of the same model, then compare their tokens."""
-    if decoder == PLAIN:
+    if decoder.decoder == PLAIN:
         raise InputError("--race runs one token at a time against another decoder: choose one with --decoder")
     if params.temperature and params.seed is None:
         raise InputError("--race at a temperature needs a --seed, the same for both lanes")
     console = console or Console(highlight=False, stderr=as_json)
     lanes: list[Lane] = []
-    for title, name, tokens, own in (
-        ("one token at a time", PLAIN, None, model),
-        ("", decoder, k, model.twin()),
+    for title, settings, own in (
+        ("one token at a time", DecodeSettings(PLAIN), model),
+        ("", decoder, model.twin()),
     ):
-        own.stream(prompt, _WARM_UP, decoder=name, k=tokens, raw=raw).result()
-        answer = own.stream(prompt, params, decoder=name, k=tokens, raw=raw)
+        own.stream(prompt, _WARM_UP, decoder=settings, raw=raw).result()
+        answer = own.stream(prompt, params, decoder=settings, raw=raw)
         lanes.append(Lane(title or f"several: {answer.decoder}", answer))
     if console.is_terminal:
         with Live(_picture(lanes, console), console=console, refresh_per_second=12, vertical_overflow="crop") as live:

@@ -12,7 +12,8 @@ from collections.abc import Sequence as Items
 
 import torch
 
-from stridelm.types import InputError, SamplingParams, Sequence
+from stridelm.params import InputError, SamplingParams
+from stridelm.types import Sequence
 
 Draw = Callable[[int, Items[int]], int]
 """(index of the wanted row, all tokens before the drawn one) -> token."""

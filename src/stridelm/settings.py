@@ -1,8 +1,8 @@
 """Settings that a user chooses, each defined once: the command line and the docs derive from these."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 DEFAULT_MODEL = "smollm2"
 """The built-in one."""
@@ -35,41 +35,89 @@ class LoadSettings:
 AUTO = "auto"
 PLAIN = "autoregressive"
 DECODERS = {
-    AUTO: "an exact decoder for what is loaded: draft with a draft model, else self with an adapter, else ngram",
+    AUTO: "a planner weighs what is there (masks, draft model, n-grams) against what a wider pass costs on this "
+    "machine, and takes one token per forward where nothing pays",
     PLAIN: "one token per forward",
+    "self": "the model itself, with its adapter, proposes while it verifies what it proposed before",
+    "draft": "a second model proposes, verified",
     "ngram": "proposes what followed the same words before, verified",
-    "draft": "a second model proposes k tokens, verified",
-    "self": "the model itself, with its adapter, proposes k tokens while it verifies those before",
+    "ensemble": "all of these proposals in one tree, verified",
+    "adaptive": "ConfAdapt: takes what the masks say as long as they are confident; not verified, so not exact",
+    "static": "takes what k - 1 masks say, k tokens a pass; not verified, so not exact",
 }
 """What each decoder does, for --help; stridelm.decode.table makes them."""
-DEFAULT_K = {"ngram": 8, "draft": 4, "self": 4}
+_TAKES = {
+    AUTO: ("k", "nodes", "tolerance"),
+    PLAIN: (),
+    "self": ("k", "nodes", "tolerance"),
+    "draft": ("k", "tolerance"),
+    "ngram": ("k", "tolerance"),
+    "ensemble": ("k", "nodes", "tolerance"),
+    "adaptive": ("k_max", "threshold"),
+    "static": ("k",),
+}
+"""The settings that mean something to a decoder; others are refused."""
+_NEEDS_MASKS = ("self", "adaptive", "static")
 LARGEST_K = 64
+LARGEST_TREE = 256
 NO_ADAPTER = "none"
 """In an adapter's place: not even the built-in model's own."""
 
 
-def choose_decoder(name: str, k: int | None, *, has_draft: bool, adapter_k: int = 0) -> tuple[str, int]:
-    """The decoder that a name stands for, and its k (0 where there is none). Needs no model: ask before loading one.
+@dataclass(frozen=True, slots=True)
+class DecodeSettings:
+    """How several tokens per forward are found. Verified decoders change the text only with a tolerance."""
 
-    `adapter_k`: the k that the adapter was trained for; 0 without an adapter.
-    """
-    if name == AUTO:
-        name = "draft" if has_draft else "self" if adapter_k else "ngram"
-    if name not in DECODERS:
-        raise InputError(f"there is no decoder {name!r}: {', '.join(DECODERS)} are known")
-    if name == "draft" and not has_draft:
-        raise InputError("the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))")
-    if name == "self" and not adapter_k:
-        raise InputError(
-            "the decoder self needs an adapter: give one with --adapter (load(adapter=...)), or make one with "
-            "`stridelm train`"
-        )
-    if k is not None and name not in DEFAULT_K:
-        raise InputError(f"the decoder {name} proposes nothing, so it takes no k: leave --k out, or choose another one")
-    if k is not None and not 1 <= k <= LARGEST_K:
-        raise InputError(f"k must be between 1 and {LARGEST_K}, not {k}")
-    if name != "self":
-        return name, k or DEFAULT_K.get(name, 0)
-    if k is not None and k > adapter_k:
-        raise InputError(f"k must be at most {adapter_k}, which the adapter was trained for, not {k}")
-    return name, k or min(DEFAULT_K[name], adapter_k)
+    decoder: str = field(
+        default=AUTO, metadata={"help": "; ".join(f"{name}: {what}" for name, what in DECODERS.items())}
+    )
+    """One of DECODERS."""
+    k: int | None = None
+    """The most tokens that a drafter proposes in a row (self: k - 1 masks); static: tokens a pass."""
+    k_max: int | None = None
+    """adaptive: the most tokens a pass (16)."""
+    threshold: float | None = None
+    """adaptive: the confidence that every token of a run must have, 0 to 1 (0.9)."""
+    tolerance: float = 0.0
+    """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
+    nodes: int | None = None
+    """auto, self, ensemble: the most proposed tokens, over all branches, that a pass verifies."""
+
+    def __post_init__(self) -> None:
+        if self.decoder not in DECODERS:
+            raise InputError(f"there is no decoder {self.decoder!r}: {', '.join(DECODERS)} are known")
+        given = [
+            each.name
+            for each in fields(self)
+            if each.name != "decoder" and getattr(self, each.name) != each.default and each.name not in self._takes
+        ]
+        if given:
+            name = given[0].replace("_", "-")
+            takes = ", ".join(f"--{each.replace('_', '-')}" for each in self._takes) or "no settings of its own"
+            raise InputError(f"the decoder {self.decoder} has no --{name}: leave it out; it takes {takes}")
+        for name, most in (("k", LARGEST_K), ("k_max", LARGEST_K), ("nodes", LARGEST_TREE)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+                raise InputError(f"{name} must be a whole number between 1 and {most}, not {value!r}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InputError(f"threshold must be between 0 (take all) and 1, not {self.threshold!r}")
+        if not 0 <= self.tolerance < 1:
+            raise InputError(f"tolerance must be at least 0 (exact) and below 1, not {self.tolerance!r}")
+
+    @property
+    def _takes(self) -> tuple[str, ...]:
+        return _TAKES[self.decoder]
+
+    def check(self, *, has_draft: bool, mask_k: int) -> None:
+        """Refuse what the loaded model cannot do. `mask_k`: the k that its masks were trained for; 0 without masks."""
+        if self.decoder == "draft" and not has_draft:
+            raise InputError(
+                "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))"
+            )
+        if self.decoder in _NEEDS_MASKS and not mask_k:
+            raise InputError(
+                f"the decoder {self.decoder} needs an adapter: give one with --adapter (load(adapter=...)), or make "
+                "one with `stridelm train`"
+            )
+        if self.decoder in _NEEDS_MASKS and self.k is not None and self.k > mask_k:
+            raise InputError(f"k must be at most {mask_k}, which the adapter was trained for, not {self.k}")

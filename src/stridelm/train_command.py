@@ -12,6 +12,7 @@ import torch
 
 from stridelm.model.adapter import CONFIG, save_adapter
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
@@ -22,7 +23,6 @@ from stridelm.train.rollouts import RolloutStore
 from stridelm.train.settings import AUTO_DTYPE, TrainSettings
 from stridelm.train.tensorboard import tensorboard_writer
 from stridelm.train.trainer import Trainer
-from stridelm.types import InputError
 
 RECORD = "train.json"
 _FREE_BYTES = 200_000_000

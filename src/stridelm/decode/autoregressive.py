@@ -4,8 +4,9 @@ import math
 from itertools import takewhile
 
 from stridelm.layout import make_block
+from stridelm.params import InputError
 from stridelm.sampling import confidence, drawer
-from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, InputError, Output, Sequence
+from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
 from stridelm.verify import walk
 
 
@@ -21,7 +22,9 @@ class Autoregressive:
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         return decide_all(sequences, blocks, outputs)
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
         """Nothing to learn."""
 
     def release(self, sequence: Sequence) -> None:
@@ -33,18 +36,18 @@ def reads_on(sequence: Sequence) -> bool:
     return sequence.cached + sequence.allowance < len(sequence.tokens)
 
 
-def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT, masks: int = 0) -> Block:
+def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT, masks: int = 0, layers: tuple[int, ...] = ()) -> Block:
     """The pending rows, the tree, and so many masks off the last pending row and off every node, as far as there is
     room for them."""
     pending = sequence.tokens[sequence.cached : sequence.cached + sequence.allowance]
     if reads_on(sequence):
-        return make_block(sequence.cached, pending, reads_logits=False)
+        return make_block(sequence.cached, pending, reads_logits=False, layers=layers)
     assert sequence.table is not None
     # What the table has no room for is not drafted: fewer drafts are slower, never wrong.
     free = sequence.table.capacity - len(sequence.tokens)
     tree = tree.pruned(sequence.room - 1, free)
     anchors = _anchors(sequence, tree, masks)[: (free - len(tree)) // masks] if masks else []
-    return make_block(sequence.cached, pending, tree, anchors=anchors, masks=masks)
+    return make_block(sequence.cached, pending, tree, anchors=anchors, masks=masks, layers=layers)
 
 
 def _anchors(sequence: Sequence, tree: DraftTree, masks: int) -> list[int]:
@@ -79,7 +82,7 @@ def decide(sequence: Sequence, block: Block, output: Output) -> Commit:
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
         tokens=tokens,
-        sources=tuple(block.tree.source if index < len(accepted) else "model" for index in range(len(tokens))),
+        sources=(*(block.tree.sources[node] for node in accepted), "model")[: len(tokens)],
         confidence=probabilities,
         finish_reason=finish_reason,
     )

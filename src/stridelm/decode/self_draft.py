@@ -48,7 +48,9 @@ class SelfDraft:
                 self._drafts[sequence] = DraftTree.chain(until_end(draft, sequence.eos_ids), NAME)
         return commits
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
         """The drafts lie ready already."""
 
     def release(self, sequence: Sequence) -> None:

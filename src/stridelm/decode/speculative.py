@@ -2,7 +2,7 @@
 
 from stridelm.contracts import Drafter
 from stridelm.decode.autoregressive import decide_all, next_block, reads_on
-from stridelm.types import Block, Commit, Output, Sequence
+from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
 
 class Speculative:
@@ -18,15 +18,16 @@ class Speculative:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
         trees = dict(zip(ready, self.drafter.propose(ready), strict=True)) if ready else {}
         return [
-            next_block(sequence, trees[sequence]) if sequence in trees else next_block(sequence)
-            for sequence in sequences
+            next_block(sequence, trees.get(sequence, NO_DRAFT), layers=self.drafter.layers) for sequence in sequences
         ]
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         return decide_all(sequences, blocks, outputs)
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
-        self.drafter.observe(sequences, commits)
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
+        self.drafter.observe(sequences, blocks, outputs, commits)
 
     def release(self, sequence: Sequence) -> None:
         self.drafter.release(sequence)

@@ -12,6 +12,7 @@ from stridelm.draft.ngram import NgramDrafter
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate
 from stridelm.model.load import Checkpoint
+from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +21,44 @@ class Loaded:
 
     target: Checkpoint
     gate: Gate | None
-    """The target's adapter."""
+    """What lets the target's steps hold masks."""
     draft: Checkpoint | None
     draft_forward: TorchForward | None
     """Shared by all who draft with the draft model."""
 
 
-def _draft(k: int, loaded: Loaded) -> Policy:
+def _draft(settings: DecodeSettings, loaded: Loaded) -> Policy:
     draft, forward = loaded.draft, loaded.draft_forward
-    assert draft is not None and forward is not None, "choose_decoder lets this pass only with a draft model"
-    return Speculative(ModelDrafter(k, forward, draft.context_length, draft.vocabulary, loaded.target.vocabulary))
+    assert draft is not None and forward is not None, "DecodeSettings.check lets this pass only with a draft model"
+    return Speculative(
+        ModelDrafter(settings.k or 4, forward, draft.context_length, draft.vocabulary, loaded.target.vocabulary)
+    )
 
 
-def _self(k: int, loaded: Loaded) -> Policy:
-    assert loaded.gate is not None, "choose_decoder lets this pass only with an adapter"
-    return SelfDraft(k, loaded.gate)
+def _self(settings: DecodeSettings, loaded: Loaded) -> Policy:
+    assert loaded.gate is not None, "DecodeSettings.check lets this pass only with masks"
+    return SelfDraft(settings.k or min(4, loaded.gate.k), loaded.gate)
 
 
-_MAKERS: dict[str, Callable[[int, Loaded], Policy]] = {
-    "autoregressive": lambda k, loaded: Autoregressive(),
-    "ngram": lambda k, loaded: Speculative(NgramDrafter(k)),
+def _auto(settings: DecodeSettings, loaded: Loaded) -> Policy:
+    if loaded.draft is not None:
+        return _draft(settings, loaded)
+    return _ngram(settings) if loaded.gate is None else _self(settings, loaded)
+
+
+def _ngram(settings: DecodeSettings) -> Policy:
+    return Speculative(NgramDrafter(settings.k or 8))
+
+
+_MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
+    AUTO: _auto,
+    PLAIN: lambda settings, loaded: Autoregressive(),
+    "ngram": lambda settings, loaded: _ngram(settings),
     "draft": _draft,
     "self": _self,
 }
 
 
-def make_policy(name: str, k: int, loaded: Loaded) -> Policy:
-    """`name` and `k` as `choose_decoder` gave them."""
-    return _MAKERS[name](k, loaded)
+def make_policy(settings: DecodeSettings, loaded: Loaded) -> Policy:
+    """A policy for settings that `check` let pass."""
+    return _MAKERS[settings.decoder](settings, loaded)

@@ -28,6 +28,7 @@ class ModelDrafter:
     """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
 
     name = "draft"
+    layers = ()
 
     def __init__(
         self, k: int, forward: TorchForward, context_length: int, vocabulary: int, target_vocabulary: int
@@ -100,7 +101,9 @@ class ModelDrafter:
             self.forward.cache.keep(draft.table, range(len(block)))
         return outputs
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
         """Forget what was read of rejected drafts."""
         for sequence in sequences:
             draft = self._drafts.get(sequence)

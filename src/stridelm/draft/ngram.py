@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from stridelm.types import NO_DRAFT, Commit, DraftTree, Sequence
+from stridelm.types import NO_DRAFT, Block, Commit, DraftTree, Output, Sequence
 
 SHORTEST_MATCH = 2
 
@@ -11,6 +11,7 @@ class NgramDrafter:
     """Finds the latest earlier place, in prompt or answer, that shares the longest ending with the text."""
 
     name = "ngram"
+    layers = ()
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -25,7 +26,9 @@ class NgramDrafter:
         # A longer match has earned a longer draft: short ones are often chance, and every row costs.
         return DraftTree.chain(tokens[place : place + min(self.k, length)], self.name)
 
-    def observe(self, sequences: list[Sequence], commits: list[Commit]) -> None:
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
         """The text itself is all there is to know."""
 
     def release(self, sequence: Sequence) -> None:

@@ -11,7 +11,7 @@ from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.types import Block, Commit, Sequence, Stride
+from stridelm.types import Block, Commit, Output, Sequence, Stride
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
             for commit in policy.commit(batch[part], blocks[part], outputs[part])
         ]
         self._keep(batch, blocks, commits)
-        return self._emit(batch, commits)
+        return self._emit(batch, blocks, outputs, commits)
 
     def _keep(self, batch: list[Sequence], blocks: list[Block], commits: list[Commit]) -> None:
         for sequence, block, commit in zip(batch, blocks, commits, strict=True):
@@ -60,10 +60,12 @@ class Engine:
             sequence.stats.rows += len(block)
             sequence.stats.drafted += len(block.tree)
 
-    def _emit(self, batch: list[Sequence], commits: list[Commit]) -> list[tuple[Sequence, Stride]]:
+    def _emit(
+        self, batch: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> list[tuple[Sequence, Stride]]:
         strides = [self._advance(*each) for each in zip(batch, commits, strict=True)]
         for policy, part in _policies(batch):
-            policy.observe(batch[part], commits[part])
+            policy.observe(batch[part], blocks[part], outputs[part], commits[part])
         for sequence in batch:
             if sequence.finish_reason:
                 self.remove(sequence)

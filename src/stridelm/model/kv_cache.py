@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 BLOCK_SIZE = 16
 

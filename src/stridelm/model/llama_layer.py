@@ -53,8 +53,9 @@ def run_llama(
     positions_1Q: torch.Tensor,
     wanted_W: torch.Tensor,
     step: Step,
-) -> torch.Tensor:
-    """Embedding, layers, norm and head, without what transformers does around them; logits of the wanted rows."""
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """Embedding, layers, norm and head, without what transformers does around them: logits of the wanted rows, and what
+    the layers read that the step asks for."""
     decoder = network.base_model
     hidden_1QC = decoder.embed_tokens(ids_1Q) if embedded_1QC is None else embedded_1QC
     cosine_1QD, sine_1QD = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
@@ -62,9 +63,12 @@ def run_llama(
     sine_1QD = torch.cat([-sine_1QD[..., : sine_1QD.shape[-1] // 2], sine_1QD[..., sine_1QD.shape[-1] // 2 :]], dim=-1)
     cosine_Q1D, sine_Q1D = cosine_1QD[0].unsqueeze(1), sine_1QD[0].unsqueeze(1)
     hidden_QC = hidden_1QC[0]
-    for layer in decoder.layers:
+    read: dict[int, torch.Tensor] = {}
+    for index, layer in enumerate(decoder.layers):
+        if index in step.rows.layers:
+            read[index] = hidden_QC
         hidden_QC = layer.forward(hidden_QC, cosine_Q1D, sine_Q1D, step)
-    return network.lm_head(decoder.norm(hidden_QC[wanted_W]))
+    return network.lm_head(decoder.norm(hidden_QC[wanted_W])), read
 
 
 class LlamaLayer(nn.Module):

@@ -28,8 +28,8 @@ from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.store import read_weights, weight_files
 from stridelm.model.support import check_config, check_logits, own_logits
+from stridelm.params import InputError
 from stridelm.settings import LoadSettings
-from stridelm.types import InputError
 
 logging.disable_progress_bar()  # transformers would draw one for weights that are in memory already
 

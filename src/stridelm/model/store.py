@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 
 def save_folder(

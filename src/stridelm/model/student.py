@@ -19,7 +19,7 @@ from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, seque
 from stridelm.model.attention import UnsupportedModel, attend
 from stridelm.model.passes import ChainPass, TextPass
 from stridelm.model.sequential_head import SequentialHead
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 MASK_TOKEN = "<|stride_mask|>"
 _OUTSIDE_GRAPHS = "stridelm_outside_graphs"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stridelm.params import InputError
 from stridelm.train.rollouts import Text
 from stridelm.train.settings import TrainSettings
-from stridelm.types import InputError
 
 _NARROWEST = 128
 _LEAST_ANSWER = 3

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -22,6 +22,7 @@ from stridelm.engine.rollout import Prompt as Request
 from stridelm.engine.rollout import RolloutEngine
 from stridelm.model.encode import Prompt, encode_prompt
 from stridelm.model.load import Checkpoint
+from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.train.files import (
     differences,
@@ -35,7 +36,6 @@ from stridelm.train.files import (
 from stridelm.train.near_duplicates import Sieve
 from stridelm.train.self_prompts import made_up, opening, sift
 from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings
-from stridelm.types import InputError
 
 DEFAULT_SELF_PROMPTS = 4096
 MANIFEST = "manifest.json"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from transformers import PreTrainedTokenizerBase
 
 from stridelm.engine.rollout import Prompt, RolloutEngine
+from stridelm.params import InputError
 from stridelm.train.near_duplicates import Sieve
-from stridelm.types import InputError
 
 _PLACE = "\x00here\x00"
 _FEWEST_WORDS = 3

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from stridelm.types import InputError
+from stridelm.params import InputError
 
 AUTO_DTYPE = "auto"
 
