@@ -14,6 +14,7 @@ from hypothesis import settings
 from command_line import call as call
 from counting import Conversion, convert_counting
 from stridelm.api import LanguageModel
+from stridelm.decode.cost import Cost
 from stridelm.model.adapter import load_adapter
 from stridelm.model.builtin import builtin_adapter
 from stridelm.model.gated import Gate, attach
@@ -29,6 +30,13 @@ settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 
 TinyFolder = Callable[..., Path]
+COST = Cost((1, 2, 8, 16, 32), (1.0, 1.05, 1.2, 1.5, 2.2), masks=0.05, mask_row=0.005)
+
+
+@pytest.fixture(autouse=True)
+def same_cost_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the planner does must not depend on the machine that tests run on."""
+    monkeypatch.setattr("stridelm.decode.table.load_or_measure", lambda target, forward: COST)
 
 
 @pytest.fixture(scope="session")
@@ -126,9 +134,8 @@ def language_model(converted: Callable[..., tuple[Checkpoint, Gate]], tiny: Call
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the exactness suite compared, near-ties included."""
-    counts = getattr(sys.modules.get("test_exactness"), "counts", None)
-    if counts:
-        terminalreporter.write_line(
-            f"exactness: {counts['cases']} cases, {counts['tokens']} tokens, {counts['near-tie']} ended by a near-tie"
-        )
+    """Let those who counted or measured say what they found."""
+    for name in ("test_exactness", "test_toys"):
+        report = getattr(sys.modules.get(name), "report", list)
+        for line in report():
+            terminalreporter.write_line(line)

@@ -41,6 +41,30 @@ def reference(
     return decisions
 
 
+def replay(
+    network: torch.nn.Module,
+    prompt: list[int],
+    tokens: list[int],
+    params: SamplingParams,
+    eos_ids: frozenset[int],
+    *,
+    choice: int = 0,
+) -> list[Decision]:
+    """What plain decoding decides at every place of an answer, given the answer's tokens before it: one forward.
+
+    By induction the tokens are those of `reference` exactly if they equal these decisions, in number, too. What stands
+    behind the first departure follows from that one and says nothing.
+    """
+    ids, decisions = [*prompt, *tokens], []
+    with torch.inference_mode():
+        logits = network(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=len(tokens) + 1).logits[0]
+    for end, row in enumerate(logits[: params.max_tokens], start=len(prompt)):
+        decisions.append(decide(row.double().numpy(), params, ids[:end], len(prompt), choice))
+        if decisions[-1].token in eos_ids:
+            break
+    return decisions
+
+
 def mask_row_outputs(network: Any, adapter: Adapter, text: list[int], masks: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What a chain of masks off a text's last token says, by one forward over both: logits, and the head's inputs.
 

@@ -222,6 +222,11 @@ def test_threads_share_an_engine(language_model: LanguageModel) -> None:
         (lambda m: m.generate("a", decoder="psychic"), "autoregressive, self, draft"),
         (lambda m: m.generate("a", decoder=DecodeSettings("ngram", k=0)), "between 1 and 64"),
         (lambda m: m.generate("a", decoder=DecodeSettings("autoregressive", k=3)), "has no --k"),
+        (lambda m: m.generate("a", decoder=DecodeSettings("self", k=5)), "at most 4"),
+        (lambda m: m.generate("a", decoder=DecodeSettings("static", k=5)), "at most 4"),
+        (lambda m: m.generate("a", decoder=DecodeSettings("adaptive", threshold="high")), "threshold"),  # type: ignore[arg-type]
+        (lambda m: m.generate("a", decoder=DecodeSettings("ngram", tolerance=float("nan"))), "tolerance"),
+        (lambda m: m.explain("psychic"), "autoregressive, self, draft"),
         (lambda m: m.generate("a", SamplingParams(logit_bias={999: 1.0})), "999"),
         (lambda m: m.generate([{"role": "user", "content": "a"}], raw=True), "raw"),
     ],
@@ -298,7 +303,15 @@ def test_draft_caches_are_shared(language_model: LanguageModel) -> None:
     for k in (None, 3, 4, 5):
         language_model.generate("abc", SHORT, decoder=DecodeSettings("draft", k=k))
     assert len({id(policy.drafter.forward) for policy in language_model._policies.values()}) == 1  # type: ignore[attr-defined]
-    assert len(language_model._policies) == 3
+    assert len(language_model._policies) == 4
+
+
+def test_a_policy_explains_itself_if_it_can(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert language_model.explain("ngram") == ["ngram: no planner"]
+    settings = DecodeSettings("ngram", k=3)
+    policy = language_model._policy(settings)
+    monkeypatch.setattr(policy, "explain", lambda: ["all is well"], raising=False)
+    assert language_model.explain(settings) == ["all is well"]
 
 
 def test_banning_every_token_is_refused(language_model: LanguageModel) -> None:

@@ -177,7 +177,8 @@ def test_answer_on_stdout_and_summary_on_stderr(generate: Call, language_model: 
     expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS))
     assert (run.status, run.out) == (0, f"{expected.text}\n")
     assert run.err.startswith(f"{expected.stats.tokens} tokens in ")
-    assert "ngram, finished by length, seed " in run.err
+    assert "auto, finished by length, seed " in run.err
+    assert "; exact with respect to " in run.err
     assert run.err.count("\n") == 1
 
 
@@ -209,7 +210,8 @@ def test_json(generate: Call, language_model: LanguageModel) -> None:
     assert (run.status, run.err) == (0, "")
     assert answer.keys() >= JSON_KEYS
     assert (answer["text"], tuple(answer["token_ids"])) == (expected.text, expected.token_ids)
-    assert (answer["finish_reason"], answer["decoder"]) == ("length", "ngram")
+    assert (answer["finish_reason"], answer["decoder"]) == ("length", "auto")
+    assert "explain" not in answer
     assert_consistent(answer)
 
 
@@ -244,10 +246,12 @@ def test_a_drawn_seed_can_be_given_back(generate: Call) -> None:
     assert again["token_ids"] == first["token_ids"]
 
 
-def test_a_draft_model_is_used_without_being_asked_for(generate: Call, tiny_folder: Callable[..., Path]) -> None:
-    (answer,) = generate("--json", "--draft-model", tiny_folder(), "Hello").objects
-    assert answer["decoder"] == "draft"
-    assert answer["tokens_per_forward"] > 2, "the model drafts for itself"
+def test_a_draft_model(generate: Call, tiny_folder: Callable[..., Path]) -> None:
+    drafter = ("--json", "--draft-model", tiny_folder())
+    (answer,) = generate(*drafter, "--decoder", "draft", "Hello").objects
+    assert answer["tokens_per_forward"] >= 2, "the model drafts for itself"
+    (automatic,) = generate(*drafter, "Hello").objects
+    assert (automatic["decoder"], automatic["token_ids"]) == ("auto", answer["token_ids"])
 
 
 def test_two_stop_strings(generate: Call) -> None:
@@ -323,7 +327,7 @@ def test_race(generate: Call) -> None:
     run = generate("--race", "Hello there")
     assert (run.status, run.err) == (0, "")
     assert "─ one token at a time ─" in run.out
-    assert "─ several: ngram ─" in run.out
+    assert "─ several: auto ─" in run.out
     assert run.out.count(f"{TOKENS} tokens / ") == 2
     assert re.search(rf"^speed-up \d+\.\d\dx, answers identical, all {TOKENS} tokens \(.*\)$", run.out, re.MULTILINE)
 
@@ -346,26 +350,79 @@ def test_where_answers_part(plain: tuple[int, ...], other: tuple[int, ...], plac
     assert _first_difference(plain, other) == place
 
 
+# Adapters, and decoders that change the text
+
+
+def test_an_adapter(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder())))
+    (plain,) = generate("--json", "--decoder", "autoregressive", "abc").objects
+    for arguments in ((), ("--decoder", "self", "--k", "2"), ("--decoder", "self")):
+        (drafted,) = generate("--json", "--adapter", tmp_path, *arguments, "abc").objects
+        assert (drafted["decoder"], drafted["exact"]) == (arguments[1] if arguments else "auto", True)
+        assert drafted["token_ids"] == plain["token_ids"]
+    (without,) = generate("--json", "--adapter", "none", "abc").objects
+    assert without["token_ids"] == plain["token_ids"]
+    raced = generate("--json", "--race", "--adapter", tmp_path, "--decoder", "self", "abc")
+    assert raced.objects[0]["decoder"] == "self"
+    assert raced.objects[0]["identical"]
+    for decoder in ("self", "static"):
+        refused = generate("--adapter", tmp_path, "--decoder", decoder, "--k", "5", "abc")
+        assert_refused(refused, "k must be at most 4", "adapter")
+    other = tiny_folder("llama", seed=1)
+    assert_refused(generate("--model", other, "--adapter", tmp_path, "abc"), str(tmp_path), "stridelm train")
+
+
+UNVERIFIED = {"adaptive": ("--threshold", "0", "--k-max", "4"), "static": ("--k", "4")}
+
+
+@pytest.mark.parametrize("decoder", UNVERIFIED)
+def test_what_is_not_verified_says_so(
+    decoder: str, generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder())))
+    chosen = ("--adapter", tmp_path, "--decoder", decoder, *UNVERIFIED[decoder], "abc")
+    (plain,) = generate("--json", "--decoder", "autoregressive", "abc").objects
+    (answer,) = generate("--json", *chosen).objects
+    assert (answer["decoder"], answer["exact"], answer["tokens_per_forward"]) == (decoder, False, 4)
+    assert answer["token_ids"] != plain["token_ids"], "a random adapter knows nothing"
+    assert "; not exact with respect to " in generate(*chosen).err
+    raced = generate("--race", "--json", *chosen)
+    assert (raced.status, raced.objects[0]["identical"]) == (0, False), "nobody said that it would be"
+
+
+@pytest.mark.parametrize("decoder", ["self", "adaptive", "static"])
+def test_a_model_that_stands_alone(decoder: str, generate: Call, tiny_folder: Callable[..., Path]) -> None:
+    model = ("--json", "--model", tiny_folder("llama", mask_token_id=259))
+    (answer,) = generate(*model, "--decoder", decoder, "abc").objects
+    assert (answer["decoder"], answer["exact"], answer["tokens"]) == (decoder, decoder == "self", TOKENS)
+    if decoder == "self":
+        assert answer["token_ids"] == generate(*model, "--decoder", "autoregressive", "abc").objects[0]["token_ids"]
+
+
+@pytest.mark.parametrize("token", [260, -1, "mask", True])
+def test_a_mask_token_that_is_none(token: object, generate: Call, tiny_folder: Callable[..., Path], tmp_path) -> None:
+    folder = Path(shutil.copytree(tiny_folder(), tmp_path / "model"))
+    configure(folder, mask_token_id=token)
+    assert_refused(generate("--model", folder, "x"), str(folder), "mask_token_id", repr(token), "0 to 259")
+
+
+def test_explain(generate: Call, tmp_path: Path) -> None:
+    """After the answer, beside it; in JSON within it."""
+    ngram = ("--decoder", "ngram", "--explain")
+    run = generate(*ngram, "Hello")
+    assert run.out == generate("--decoder", "ngram", "Hello").out
+    assert run.err.splitlines()[1:] == ["ngram: no planner"]
+    assert generate("--json", *ngram, "Hello").objects[0]["explain"] == ["ngram: no planner"]
+    file = write_lines(tmp_path, {"prompt": "One"}, {"prompt": "Two"})
+    assert generate(*ngram, "--prompts", file).err == "ngram: no planner\n"
+    run = generate("--json", *ngram, "--prompts", file)
+    assert ([answer["explain"] for answer in run.objects], run.err) == ([["ngram: no planner"]] * 2, "")
+
+
 # What cannot be used
 
 
 # Arguments, and what the message must name.
-def test_an_adapter(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
-    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder())))
-    (plain,) = generate("--json", "--decoder", "autoregressive", "abc").objects
-    for arguments in ((), ("--decoder", "self", "--k", "2"), ("--temperature", "0")):
-        (drafted,) = generate("--json", "--adapter", tmp_path, *arguments, "abc").objects
-        assert (drafted["decoder"], drafted["exact"]) == ("self", True)
-        assert drafted["token_ids"] == plain["token_ids"]
-    (without,) = generate("--json", "--adapter", "none", "abc").objects
-    assert without["decoder"] == "ngram"
-    raced = generate("--json", "--race", "--adapter", tmp_path, "abc")
-    assert raced.objects[0]["decoder"] == "self"
-    assert raced.objects[0]["identical"]
-    assert_refused(generate("--adapter", tmp_path, "--k", "5", "abc"), "k must be at most 4", "adapter")
-    other = tiny_folder("llama", seed=1)
-    assert_refused(generate("--model", other, "--adapter", tmp_path, "abc"), str(tmp_path), "stridelm train")
-
 
 BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--model nope x": ("'nope'", "smollm2", "stridelm models"),
@@ -375,8 +432,6 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--draft-model nope x": ("'nope'",),
     "--device meta x": ("'meta'",),
     "--cache-tokens 2147483648 x": ("cache_tokens",),
-    "--decoder fast x": ("'fast'", *DECODERS),
-    "--decoder draft x": ("draft", "--draft-model"),
     "--temperature nan x": ("temperature", "nan"),
     "--temperature inf x": ("temperature", "inf"),
     "--temperature -0.5 x": ("temperature", "-0.5"),
@@ -397,22 +452,18 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--max-tokens -1 x": ("max_tokens", "-1"),
     "--seed -1 x": ("seed", "-1"),
     "--seed 18446744073709551616 x": ("seed", "18446744073709551616"),
-    "--k 0 x": ("k must be", "0"),
-    "--k 1000 x": ("k must be", "1000"),
-    "--k 4 --decoder autoregressive x": ("autoregressive", "--k"),
     "--threads -1 x": ("threads", "-1"),
     "--cache-tokens 1 x": ("cache_tokens", "1"),
     "--cache-tokens 32 --max-tokens 100 x": ("KV cache", "--max-tokens", "--cache-tokens"),
     "--dtype int3 x": ("'int3'", "float32"),
     "--device gpu9 x": ("'gpu9'", "cpu"),
     "--adapter folder x": ("folder", "adapter.json"),
-    "--decoder self x": ("self", "--adapter", "stridelm train"),
-    "--decoder self --adapter none x": ("self", "--adapter"),
     "--batch 0 x": ("--batch", "0"),
     "--batch 2 x": ("--batch", "--prompts"),
     "--race --decoder autoregressive x": ("--race", "--decoder"),
     "--race --temperature 0.8 x": ("--race", "--seed"),
     "--race --prompts file": ("--prompts", "--race"),
+    "--race --explain x": ("--explain", "--race"),
     "--prompts file x": ("--prompts",),
     "--prompts missing.jsonl": ("missing.jsonl", "No such file"),
     "--temprature 1 x": ("--temprature", "--temperature", "stridelm generate --help"),
@@ -424,6 +475,51 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("arguments", BAD_OPTIONS)
 def test_bad_options(arguments: str, generate: Call) -> None:
     assert_refused(generate(*arguments.split()), *BAD_OPTIONS[arguments])
+
+
+NEEDS_MASKS = ("--adapter", "stridelm train", "mask_token_id")
+BAD_DECODING: dict[str, tuple[str, ...]] = {
+    "--decoder fast": ("'fast'", *DECODERS),
+    "--decoder draft": ("draft", "--draft-model"),
+    "--decoder self": ("self", *NEEDS_MASKS),
+    "--decoder self --adapter none": ("self", *NEEDS_MASKS),
+    "--decoder adaptive": ("adaptive", *NEEDS_MASKS),
+    "--decoder adaptive --adapter none": ("adaptive", *NEEDS_MASKS),
+    "--decoder adaptive --model smollm2 --adapter none": ("adaptive", *NEEDS_MASKS),
+    "--decoder adaptive --model missing.gguf": ("adaptive", *NEEDS_MASKS),
+    "--decoder static --adapter none": ("static", *NEEDS_MASKS),
+    "--decoder adaptive --threshold 1.1": ("threshold", "between 0", "1.1"),
+    "--decoder adaptive --threshold -0.1": ("threshold", "-0.1"),
+    "--decoder adaptive --threshold nan": ("threshold", "nan"),
+    "--decoder adaptive --threshold high": ("--threshold",),
+    "--decoder adaptive --k-max 0": ("k_max", "between 1 and 64", "0"),
+    "--decoder adaptive --k-max 65": ("k_max", "65"),
+    "--decoder adaptive --k 4": ("adaptive has no --k:", "--k-max, --threshold"),
+    "--decoder static --threshold 0.5": ("static has no --threshold", "--k"),
+    "--decoder static --k 0": ("k must be", "0"),
+    "--decoder self --threshold 0.5": ("self has no --threshold", "--k, --nodes, --tolerance"),
+    "--decoder self --k-max 4": ("self has no --k-max",),
+    "--decoder autoregressive --k 4": ("autoregressive has no --k", "no settings of its own"),
+    "--decoder autoregressive --tolerance 0.5": ("autoregressive has no --tolerance",),
+    "--decoder ngram --nodes 4": ("ngram has no --nodes",),
+    "--tolerance 1": ("tolerance", "below 1", "1.0"),
+    "--tolerance -0.1": ("tolerance", "at least 0", "-0.1"),
+    "--tolerance nan": ("tolerance", "nan"),
+    "--k 0": ("k must be", "between 1 and 64", "0"),
+    "--k 65": ("k must be", "65"),
+    "--k 1.5": ("--k",),
+    "--nodes 0": ("nodes must be", "between 1 and 256", "0"),
+    "--nodes 257": ("nodes must be", "257"),
+}
+
+
+@pytest.mark.parametrize("arguments", BAD_DECODING)
+def test_bad_decoding_is_refused_before_anything_is_loaded(
+    arguments: str, generate: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stridelm.api.load_checkpoint", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.api.load_adapter", raising(AssertionError("loaded")))
+    assert_refused(generate(*arguments.split(), "x"), *BAD_DECODING[arguments])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -502,7 +598,8 @@ def test_cut_gguf(content: bytes, generate: Call, tmp_path: Path) -> None:
 def test_draft_model_of_another_vocabulary(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_folder(), tmp_path / "other"))
     byte_tokenizer(("another",)).save_pretrained(folder)
-    assert_refused(generate("--draft-model", folder, "x"), str(folder), "vocabulary")
+    for decoder in ("auto", "draft"):
+        assert_refused(generate("--decoder", decoder, "--draft-model", folder, "x"), str(folder), "vocabulary")
 
 
 GOOD = {"prompt": "Fine"}
@@ -580,8 +677,8 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         cli.main()
 
 
-def raising(error: BaseException) -> Callable[[object], None]:
-    def run(_: object) -> None:
+def raising(error: BaseException) -> Callable[..., None]:
+    def run(*_: object) -> None:
         raise error
 
     return run

@@ -1,11 +1,13 @@
 """Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed here."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
-from reference import NEAR_TIE, Decision, first_departure, reference
+from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
 from stridelm.decode.speculative import Speculative
@@ -24,7 +26,7 @@ from stridelm.model.store import save_folder
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
-from tiny import FAMILIES
+from tiny import FAMILIES, plain_network
 
 log = logging.getLogger("exactness")
 counts: Counter[str] = Counter()
@@ -45,8 +47,10 @@ SETTINGS = {
     ),
 }  # fmt: skip
 
+EXACT = ("autoregressive", "ngram", "draft", "self", "ensemble", "auto")
+"""The decoders that promise the text of plain decoding; one more is one more name here."""
 FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
-DECODERS = ("autoregressive", "ngram", "draft", "self", *FAKES)
+DECODERS = (*EXACT, *FAKES)
 
 PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
 BUILTIN_PROMPTS = (
@@ -54,6 +58,46 @@ BUILTIN_PROMPTS = (
     "A train travels 60 miles in 1.5 hours. What is its average speed?",
     "Translate to French: Good morning, my friend.",
 )
+VARIED_PROMPTS = (
+    "Hi",
+    "A baker sells 12 loaves a day at $3 each. How much does she earn in a week? Show every step.",
+    "Solve for x: 3x + 7 = 31. Then check your answer.",
+    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
+    "Write a C program that prints the multiplication table of 7.",
+    "Translate to French: The train to Paris leaves at nine o'clock, and I am still asleep.",
+    "Übersetze ins Englische: Der Hund schläft unter dem Tisch, während es draußen regnet.",
+    "¿Cuál es la capital de España y cuántos habitantes tiene?",
+    "请用中文介绍一下北京。",
+    "List ten animals that live in the sea, numbered.",
+    "Tell a short story about a lighthouse keeper and a lost whale.",
+    'Write a JSON array of five users, each with "id", "name" and "email".',
+    "Count from one to forty in words, separated by commas.",
+    "Repeat this sentence ten times: the cat sat on the mat.",
+    "Write a haiku about the first snow, then explain it.",
+    "?!... --- ((([[[ {{{ ### ~~~ ;;; ::: '' `` // <<< >>> @@@ $$$ %%% ^^^ &&& *** what is this?!",
+    "Who wrote Hamlet, when, and what is it about?",
+    "Extract all names and years: Ada Lovelace (1815-1852) met Charles Babbage in 1833; Alan Turing was born in 1912.",
+    "Explain to a child why the sky is blue.",
+    "Summarise in two sentences. The village lay at the end of a long valley, where the road turned into a path and "
+    "the path into a track for goats. In winter the snow closed it off for weeks, and the people lived on what they "
+    "had stored in autumn: cheese, dried apples, flour and salted meat. They told stories in the evenings, always the"
+    " same ones, and nobody minded, because each winter the stories came out a little different. One year a stranger "
+    "arrived just before the first storm. He carried a box with a glass front and a handle, and he would not say what"
+    " it was for. The children followed him from door to door, and the dogs followed the children. When the snow came"
+    " he was still there, and so he stayed in the house of the miller, who had a bed to spare and a curious mind. On "
+    "the third evening he opened the box, turned the handle, and the wall of the mill filled with light and people "
+    "who moved.",
+)
+BATCHES = (8, 8, 3, 1)
+"""How many of the varied prompts share a run of the engine."""
+LENGTH = 64
+
+
+def report() -> list[str]:
+    """What was compared, for the end of a test run."""
+    if not counts:
+        return []
+    return [f"exactness: {counts['cases']} cases, {counts['tokens']} tokens, {counts['near-tie']} ended by a near-tie"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,11 +111,16 @@ def with_length(params: SamplingParams, max_tokens: int) -> SamplingParams:
     return replace(params, max_tokens=max_tokens)
 
 
-def answers(model: LanguageModel, policy: Policy, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    """Run the engine on all prompts at once."""
-    sequences = [
-        Sequence(list(ids), params, policy, model.target.eos_ids, model.target.context_length) for ids in prompts
-    ]
+def answers(
+    model: LanguageModel,
+    policy: Policy,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    eos_ids: frozenset[int] | None = None,
+) -> list[list[int]]:
+    """Run the engine on all prompts at once. Answers end with the model's own tokens for that, or with these."""
+    ends = model.target.eos_ids if eos_ids is None else eos_ids
+    sequences = [Sequence(list(ids), params, policy, ends, model.target.context_length) for ids in prompts]
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
@@ -128,16 +177,10 @@ def compare(
             assert_same(case, expected[index], alone)
 
 
-@cache
-def plain_network(folder: Path) -> torch.nn.Module:
-    """The model as transformers makes it: its own attention, its own layers."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_tiny_llama(setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
     prompts = [language_model.encode(text, raw=True) for text in PROMPTS]
-    compare(language_model, plain_network(tiny_folder("llama")), prompts, setting, 40)
+    compare(language_model, plain_network(str(tiny_folder("llama"))), prompts, setting, 40)
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])
@@ -152,7 +195,7 @@ def test_tiny_families(
     target, gate = converted(family)
     model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
     prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
-    compare(model, plain_network(tiny_folder(family)), prompts, setting, 24)
+    compare(model, plain_network(str(tiny_folder(family))), prompts, setting, 24)
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -161,7 +204,7 @@ def test_batch_sizes(decoder: str, language_model: LanguageModel, tiny_folder: C
     params = with_length(SETTINGS["temperature"], 24)
     texts = [f"{number}: {'ab' * number} and so on {'xyz' * (number % 3)}" for number in range(8)]
     prompts = [language_model.encode(text, raw=True) for text in texts]
-    oracle = plain_network(tiny_folder("llama"))
+    oracle = plain_network(str(tiny_folder("llama")))
     expected = [reference(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
     policy = policy_for(decoder, language_model, prompts, expected)
     for size in (1, 2, 8):
@@ -176,7 +219,7 @@ def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
 ) -> None:
     params = SamplingParams(max_tokens=36)
     ids = language_model.encode(PROMPTS[0], raw=True)
-    expected = [reference(plain_network(tiny_folder("llama")), ids, params, language_model.target.eos_ids)]
+    expected = [reference(plain_network(str(tiny_folder("llama"))), ids, params, language_model.target.eos_ids)]
     forwards = {}
     for name in ("right", "wrong"):
         policy = policy_for(name, language_model, [ids], expected)
@@ -194,7 +237,7 @@ def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
 def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
     params = with_length(SETTINGS["hot"], 16)
     ids = language_model.encode(PROMPTS[1], raw=True)
-    oracle = plain_network(tiny_folder("llama"))
+    oracle = plain_network(str(tiny_folder("llama")))
     policy = language_model._policy(DecodeSettings("ngram", k=8))
     texts = []
     for choice in (0, 1, 0):
@@ -205,6 +248,31 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
         assert_same(f"choice {choice}", reference(oracle, ids, params, frozenset(), choice=choice), sequence.output)
         texts.append(sequence.output)
     assert texts[0] == texts[2] != texts[1]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_replay_takes_the_decisions_of_the_reference(
+    setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]
+) -> None:
+    oracle, ids = plain_network(str(tiny_folder("llama"))), language_model.encode(PROMPTS[1], raw=True)
+    params = with_length(SETTINGS[setting], 24)
+    expected = reference(oracle, ids, params, frozenset(), choice=3)
+    tokens = [decision.token for decision in expected]
+
+    def departure(text: list[int], *ends: int) -> int | None:
+        return first_departure(replay(oracle, ids, text, params, frozenset(ends), choice=3), text)
+
+    margins = [decision.margin for decision in replay(oracle, ids, tokens, params, frozenset(), choice=3)]
+    assert margins == pytest.approx([decision.margin for decision in expected], abs=NEAR_TIE)
+    assert departure(tokens) is None
+    for at in (0, 11, 23):
+        assert departure([*tokens[:at], (tokens[at] + 1) % 200, *tokens[at + 1 :]]) == at
+    # An answer that stops too early, or that goes on behind its end or beyond its length, is another one, too.
+    assert departure(tokens[:10]) == 10
+    assert departure([*tokens, 5]) == 24
+    end = tokens.index(tokens[12])
+    assert departure(tokens, tokens[12]) == end + 1
+    assert departure(tokens[: end + 1], tokens[12]) is None
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +299,7 @@ def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gat
 @pytest.mark.parametrize("setting", ["greedy", "all"])
 def test_builtin(setting: str, builtin_model: LanguageModel) -> None:
     prompts = [builtin_model.encode(text) for text in BUILTIN_PROMPTS]
-    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 16)
+    compare(builtin_model, plain_network(str(ensure_builtin())), prompts, setting, 16)
 
 
 @pytest.mark.slow
@@ -240,4 +308,41 @@ def test_builtin_at_length(setting: str, builtin_model: LanguageModel) -> None:
     prompts = [
         builtin_model.encode(text) for text in (*BUILTIN_PROMPTS, "Count from one to thirty in words.", "Tell a story.")
     ]
-    compare(builtin_model, plain_network(ensure_builtin()), prompts, setting, 32, also_alone=False)
+    compare(builtin_model, plain_network(str(ensure_builtin())), prompts, setting, 32, also_alone=False)
+
+
+def endless(params: SamplingParams, eos_ids: frozenset[int]) -> SamplingParams:
+    """With the ends of a text banned. Plain greedy stays as it is, to be decided as it is: it writes on behind them."""
+    params = with_length(params, LENGTH)
+    if params.is_plain_greedy:
+        return params
+    return replace(params, logit_bias={**params.logit_bias, **dict.fromkeys(eos_ids, -math.inf)})
+
+
+@cache
+def replay_of_builtin(
+    prompt: tuple[int, ...], tokens: tuple[int, ...], setting: str, eos_ids: frozenset[int]
+) -> list[Decision]:
+    """Once for all decoders that wrote the same."""
+    params = endless(SETTINGS[setting], eos_ids)
+    return replay(plain_network(str(ensure_builtin())), list(prompt), list(tokens), params, frozenset())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", EXACT)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_builtin_replayed(setting: str, decoder: str, builtin_model: LanguageModel) -> None:
+    """A thousand cases of prompt, decoder and sampling, of 64 tokens each."""
+    assert len(VARIED_PROMPTS) == sum(BATCHES) and len(VARIED_PROMPTS) * len(SETTINGS) * len(EXACT) >= 1000
+    if decoder == "self" and builtin_model.gate is None:
+        pytest.skip("this package comes without an adapter")
+    eos_ids = builtin_model.target.eos_ids
+    params = endless(SETTINGS[setting], eos_ids)
+    policy = builtin_model._policy(DecodeSettings(decoder))
+    prompts = iter([builtin_model.encode(text) for text in VARIED_PROMPTS])
+    for size in BATCHES:
+        batch = list(islice(prompts, size))
+        for ids, tokens in zip(batch, answers(builtin_model, policy, batch, params, frozenset()), strict=True):
+            assert len(tokens) == LENGTH
+            expected = replay_of_builtin(tuple(ids), tuple(tokens), setting, eos_ids)
+            assert_same(f"{setting} {decoder} {builtin_model.target.tokenizer.decode(ids)!r}", expected, tokens)

@@ -13,7 +13,7 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import UnsupportedModel
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
-from stridelm.model.linear import PackedLinear, TransposedLinear, store_linears
+from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
 from stridelm.model.llama_layer import LlamaLayer, fuse_layers
 from stridelm.model.load import Checkpoint
 from stridelm.model.support import check_config, check_logits, own_logits
@@ -74,10 +74,10 @@ def test_after_a_branch_is_kept_the_text_goes_on_from_it(
     torch.testing.assert_close(output.logits_WV[0], naive(network, [*ids, 77]), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("storage", [TransposedLinear, PackedLinear])
+@pytest.mark.parametrize("storage", [PanelLinear, TransposedLinear, PackedLinear])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_stored_layers_compute_the_same(family: str, storage: type, tiny_folder: Callable[..., Path]) -> None:
-    """Both ways to store weights, whichever this machine prefers."""
+    """All ways to store weights, whichever this machine prefers."""
     network = AutoModelForCausalLM.from_pretrained(
         tiny_folder(family), dtype=torch.float32, attn_implementation="stridelm"
     ).eval()
@@ -89,7 +89,7 @@ def test_stored_layers_compute_the_same(family: str, storage: type, tiny_folder:
     check_logits(network, expected)
 
 
-@pytest.mark.parametrize("storage", [TransposedLinear, PackedLinear])
+@pytest.mark.parametrize("storage", [PanelLinear, TransposedLinear, PackedLinear])
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 33])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_stored_linears_equal_plain_ones(storage: type, rows: int, has_bias: bool) -> None:

@@ -20,7 +20,7 @@ from stridelm.model.adapter import CONFIG, MASK_EMBEDDING, Adapter, check_base, 
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
 from stridelm.model.kv_cache import KVCache
-from stridelm.model.linear import PackedLinear, TransposedLinear, store_linears
+from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.load import Checkpoint
 from stridelm.types import ROOT, DraftTree, Output
@@ -70,9 +70,9 @@ def test_mask_rows_equal_naive_forwards(family: str, converted: Converted) -> No
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-@pytest.mark.parametrize("storage", [TransposedLinear, PackedLinear, None])
+@pytest.mark.parametrize("storage", [PanelLinear, TransposedLinear, PackedLinear, None])
 def test_every_form_of_layer_takes_the_adapter(family: str, storage: type | None, converted: Converted) -> None:
-    """Fused, stored either way, or as transformers made them: whichever this machine prefers."""
+    """Fused, stored in any way, or as transformers made them: whichever this machine prefers."""
     checkpoint, _ = converted(family)
     network: Any = AutoModelForCausalLM.from_pretrained(
         checkpoint.name, dtype=torch.float32, attn_implementation="stridelm"

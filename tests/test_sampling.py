@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 import reference
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.params import InputError, SamplingParams
-from stridelm.sampling import confidence, draw, draw_among, gumbel, gumbel_of, keep_likely, penalise
+from stridelm.sampling import confidence, draw, draw_among, gumbel, gumbel_of, gumbel_rows, keep_likely, penalise
 from stridelm.types import Sequence
 
 words = st.integers(0, 2**64 - 1)
@@ -57,29 +59,103 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_frequencies_follow_the_distribution(name: str) -> None:
-    """Chi-square at 4 sigma over a million draws on eight tokens, across positions and token ids."""
-    params, draws = FILTERS[name], 1_000_000
-    logits = torch.tensor([1.2, 0.3, -0.5, 2.0, 0.9, -1.0, 0.0, 1.5])
-    kept = reference.kept(logits.double().numpy() / params.temperature, params, 0.0)
-    expected = reference.softmax(kept) * draws
-    scores = keep_likely((logits - logits.max()) / params.temperature, params).double()
-    noise = torch.cat([gumbel(9, 0, position, draws // 500 * 8).view(-1, 8) for position in range(500)])
-    counted = np.bincount((scores + noise).argmax(dim=-1).numpy(), minlength=8)
-    assert counted[expected == 0].sum() == 0
+SETTINGS = FILTERS | {
+    "repetition": SamplingParams(temperature=1.0, repetition_penalty=1.4),
+    "presence": SamplingParams(temperature=1.0, presence_penalty=0.7),
+    "frequency": SamplingParams(temperature=1.0, frequency_penalty=0.4),
+    "bias": SamplingParams(temperature=1.0, logit_bias={0: -0.8, 2: 1.5}),
+    "ban": SamplingParams(temperature=1.0, logit_bias={3: -math.inf, 5: -math.inf}),
+    "everything": SamplingParams(
+        temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.3, presence_penalty=0.3,
+        frequency_penalty=0.2, logit_bias={2: 1.5, 3: -math.inf},
+    ),
+}  # fmt: skip
+
+DRAWS = 1_000_000
+LOGITS = torch.tensor([1.2, 0.3, -0.5, 2.0, 0.9, -1.0, 0.0, 1.5])
+ANSWER = [0, 1, 1, 7]
+POSITIONS = range(10, 110)
+SEEDS = range(DRAWS // len(POSITIONS))
+
+
+def before(position: int) -> list[int]:
+    """As many tokens, of which the penalties say the same at every position."""
+    return [5] * (position - len(ANSWER)) + ANSWER
+
+
+def draw_at(seed: int, position: int, params: SamplingParams) -> int:
+    return draw(LOGITS, params, before(position), position - len(ANSWER), seed=seed, choice=0)
+
+
+def drawn_at_once(params: SamplingParams) -> np.ndarray:
+    """`draw_at` for all seeds and positions: penalties and filters once, then each draw's own noise."""
+    penalised = penalise(LOGITS, params, before(POSITIONS[0]), POSITIONS[0] - len(ANSWER))
+    scores_V = keep_likely((penalised - penalised.max()) / params.temperature, params).double()
+    return (scores_V + all_noise()).argmax(dim=-1).view(len(SEEDS), len(POSITIONS)).numpy()
+
+
+@cache
+def all_noise() -> torch.Tensor:
+    seeds, positions = torch.meshgrid(torch.tensor(SEEDS), torch.tensor(POSITIONS), indexing="ij")
+    return gumbel_rows(seeds.flatten(), positions.flatten(), len(LOGITS))
+
+
+def probabilities(params: SamplingParams) -> np.ndarray:
+    """What the draws should follow, by the reference."""
+    text = before(POSITIONS[0])
+    penalised = reference.penalised(LOGITS.double().numpy(), params, text, len(text) - len(ANSWER))
+    return reference.softmax(reference.kept(penalised / params.temperature, params, 0.0))
+
+
+def follows(drawn: np.ndarray, probability: np.ndarray) -> bool:
+    """Chi-square at 4 sigma; what cannot be must not be."""
+    counted, expected = np.bincount(drawn, minlength=len(probability)), probability * len(drawn)
     possible = expected > 0
     statistic = ((counted[possible] - expected[possible]) ** 2 / expected[possible]).sum()
     freedom = possible.sum() - 1
-    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+    return counted[~possible].sum() == 0 and statistic < freedom + 4 * math.sqrt(2 * freedom)
 
 
-@given(st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=30), st.sampled_from(sorted(FILTERS)), words)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_million_draws_follow_the_distribution(name: str) -> None:
+    params = SETTINGS[name]
+    drawn, probability = drawn_at_once(params), probabilities(params)
+    assert drawn.size == DRAWS
+    assert follows(drawn.flatten(), probability)
+    # Neighbours know nothing of each other: neither the next position nor the next seed.
+    size, pairs = len(probability), np.outer(probability, probability).flatten()
+    assert follows((drawn[:, ::2] * size + drawn[:, 1::2]).flatten(), pairs)
+    assert follows((drawn[::2] * size + drawn[1::2]).flatten(), pairs)
+    # All this is true of `draw` itself: here are its own draws.
+    for row, column in np.random.default_rng(0).integers(drawn.shape, size=(200, 2)):
+        assert draw_at(SEEDS[row], POSITIONS[column], params) == drawn[row, column]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_million_calls_of_draw_follow_the_distribution(name: str) -> None:
+    """A million over all settings."""
+    params = SETTINGS[name]
+    rows = -(-DRAWS // len(SETTINGS) // len(POSITIONS))
+    drawn = np.array([[draw_at(seed, position, params) for position in POSITIONS] for seed in SEEDS[:rows]])
+    assert drawn.size * len(SETTINGS) >= DRAWS
+    assert follows(drawn.flatten(), probabilities(params))
+    assert (drawn == drawn_at_once(params)[:rows]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": 1.01}, {"presence_penalty": 0.71}, {"top_k": 7}, {"logit_bias": {2: 0.04}}]
+)
+def test_a_million_draws_would_show_a_small_mistake(wrong: dict[str, Any]) -> None:
+    params = SETTINGS["presence"]
+    assert not follows(drawn_at_once(params).flatten(), probabilities(replace(params, **wrong)))
+
+
+@given(st.lists(st.floats(-8, 8, width=32), min_size=8, max_size=30), st.sampled_from(sorted(SETTINGS)), words)
 def test_draw_equals_the_reference(logits: list[float], name: str, seed: int) -> None:
-    params = FILTERS[name]
-    chosen = replace(params, seed=seed)
-    expected = reference.decide(np.array(logits), chosen, [0, 1], 1, choice=2)
-    token = draw(torch.tensor(logits), chosen, [0, 1], 1, seed=seed, choice=2)
+    params = replace(SETTINGS[name], seed=seed)
+    expected = reference.decide(np.array(logits), params, [0, 1, 4, 4], 1, choice=2)
+    token = draw(torch.tensor(logits), params, [0, 1, 4, 4], 1, seed=seed, choice=2)
     assert token == expected.token or expected.margin < reference.NEAR_TIE
 
 

@@ -1,6 +1,7 @@
 """The decoder self: what its masks read, which drafts it chooses, and how it behaves where room runs out."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,26 @@ import pytest
 import torch
 
 import stridelm
-from reference import decide, mask_row_outputs, reference
+from reference import gumbel, kept, mask_row_outputs, penalised, reference
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
-from stridelm.decode.self_draft import SelfDraft
-from stridelm.draft.mask import MaskDrafter
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.cost import Cost
+from stridelm.decode.planned import Planned
+from stridelm.draft.mask import Chain, MaskDrafter
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.settings import DecodeSettings
-from stridelm.types import Rows, Sequence
+from stridelm.types import DraftTree, Rows, Sequence
 from tiny import load_tiny, plain_network, random_adapter
 
 Converted = Callable[..., tuple[Checkpoint, Gate]]
+COSTS = {
+    "free rows": Cost((1,), (1.0,)),
+    "dear rows": Cost((1, 4, 5, 64), (1.0, 1.05, 1.2, 12.0), masks=0.1),
+    "two stages": Cost((1,), (1.0,), head=0.001, head_row=0.01),
+}
 TEXTS = ("abcabcabd abc", "The quick brown fox jumps over the lazy dog", "x")
 SAMPLED = SamplingParams(
     temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2,
@@ -41,40 +49,44 @@ class KnowingMasks(MaskDrafter):
         super().__init__(gate)
         self.folder, self.adapter, self.answers = folder, adapter, answers
         self.random = random.Random(3)
-        self.looked_at = 0
+        self.looked_at: Counter[int] = Counter()
+        """Masks that were used up already -> how often such a chain was seen."""
 
-    def choose(
-        self, sequences: list[Sequence], texts: list[list[int]], logits_XDV: torch.Tensor, hidden_XDC: torch.Tensor
-    ) -> list[list[int]]:
-        drafts: list[list[int]] = []
-        for chain, (sequence, text) in enumerate(zip(sequences, texts, strict=True)):
-            # The chain's anchor is the token before the one just drawn.
-            masks = logits_XDV.shape[1]
-            logits, hidden = mask_row_outputs(plain_network(self.folder), self.adapter, text[:-1], masks)
-            torch.testing.assert_close(logits_XDV[chain], logits, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(hidden_XDC[chain], hidden, rtol=1e-4, atol=1e-4)
-            self.looked_at += 1
+    def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
+        trees: list[DraftTree] = []
+        for sequence, chain in zip(sequences, chains, strict=True):
+            text, masks = sequence.tokens, len(chain.hidden_DC)
+            # The token after the anchor was drawn with it, and every used mask's place was taken since.
+            before = text[: len(text) - 1 - chain.used]
+            logits, hidden = mask_row_outputs(plain_network(self.folder), self.adapter, before, masks)
+            torch.testing.assert_close(chain.logits_DV, logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(chain.hidden_DC, hidden, rtol=1e-4, atol=1e-4)
+            self.looked_at[chain.used] += 1
             answer = self.answers[tuple(text[: sequence.prompt_length])]
-            future = answer[len(text) - sequence.prompt_length :][:masks]
+            future = answer[len(text) - sequence.prompt_length :][: chain.left]
             right = self.random.randint(0, len(future))
-            drafts.append(future[:right] + [(token + 1) % 250 for token in future[right:]])
-        return drafts
+            tokens = future[:right] + [(token + 1) % 250 for token in future[right:]]
+            trees.append(DraftTree.chain(tokens, "self", [0.7] * len(tokens)))
+        return trees
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "mixtral"])
-@pytest.mark.parametrize("k", [2, 4])
-def test_the_masks_where_the_path_ends_are_those_of_a_naive_forward(family: str, k: int, converted: Converted) -> None:
-    """Over whole answers, with paths of every length: prefix from the cache, tree and masks in one fused step."""
+@pytest.mark.parametrize("cost", ["free rows", "dear rows", "two stages"])
+def test_the_masks_that_drafts_come_from_are_those_of_a_naive_forward(
+    family: str, cost: str, converted: Converted
+) -> None:
+    """Over whole answers, with paths of every length: prefix from the cache, tree and masks in one fused step, masks
+    that hang some tokens back."""
     model = converted_model(converted, family)
     prompts = [model.encode(text, raw=True) for text in TEXTS]
     params = SamplingParams(max_tokens=24)
     network = plain_network(model.target.name)
     known = [[each.token for each in reference(network, ids, params, model.target.eos_ids)] for ids in prompts]
     assert model.gate is not None
-    policy = SelfDraft(k, model.gate)
-    policy.drafter = KnowingMasks(
+    drafter = KnowingMasks(
         model.gate, model.target.name, random_adapter(model.target), dict(zip(map(tuple, prompts), known, strict=True))
     )
+    policy = Planned(COSTS[cost], masks=drafter, k=4)
     sequences = [
         Sequence(list(ids), params, policy, model.target.eos_ids, model.target.context_length) for ids in prompts
     ]
@@ -84,55 +96,104 @@ def test_the_masks_where_the_path_ends_are_those_of_a_naive_forward(family: str,
         model.engine.step()
         model.engine.forward.cache.check_integrity()
     assert [sequence.output for sequence in sequences] == known
-    assert policy.drafter.looked_at > 20
+    assert drafter.looked_at.total() > 15
+    if cost == "dear rows":
+        assert drafter.looked_at[1] + drafter.looked_at[2] > 3, "no chain was used a second time"
     assert all(0 < sequence.stats.accepted < sequence.stats.drafted for sequence in sequences)
     assert all(sequence.stats.forwards < sequence.stats.tokens for sequence in sequences)
-    assert policy._drafts == {}
+    assert policy._states == {}
 
 
-def naive_drafts(gate: Gate, network: Any, sequence: Sequence, text: list[int], hidden_DC: torch.Tensor) -> list[int]:
-    """Depth by depth, every token of the vocabulary scored through the network's own head."""
+def naive_scores(
+    gate: Gate, network: Any, sequence: Sequence, hidden_DC: torch.Tensor, tokens: list[int]
+) -> torch.Tensor:
+    """What decides the next draft once these tokens have come since the chain's anchor: every token of the vocabulary
+    scored through the network's own head, the sequential head having read all of them."""
     cap = getattr(network.config, "final_logit_softcapping", None)
-    drafts: list[int] = []
-    state = torch.zeros(1, 8)
-    for hidden_C in hidden_DC:
-        ids = text + drafts
-        moved_C = torch.zeros_like(hidden_C)
+    state, moved_C = torch.zeros(1, 8), torch.zeros_like(hidden_DC[0])
+    for hidden_C, token in zip(hidden_DC, tokens, strict=False):
         if gate.sequential_head is not None:
-            before = network.get_input_embeddings()(torch.tensor(ids[-1:]))
+            before = network.get_input_embeddings()(torch.tensor([token]))
             moved_1C, state = gate.sequential_head(hidden_C[None], before, state)
             moved_C = moved_1C[0]
-        logits = network.lm_head(hidden_C + moved_C)
-        logits = logits if cap is None else cap * torch.tanh(logits / cap)
-        choice = decide(logits.double().numpy(), sequence.params, ids, sequence.prompt_length, sequence.choice)
-        drafts.append(choice.token)
-    return drafts
+    logits = network.lm_head(hidden_DC[len(tokens) - 1] + moved_C)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    params, ids = sequence.params, sequence.tokens[:-1] + tokens
+    scores = penalised(logits.double().numpy(), params, ids, sequence.prompt_length)
+    if params.temperature > 0:
+        scores = kept(scores / params.temperature - (scores / params.temperature).max(), params, 0.0)
+        scores = scores + gumbel(params.seed or 0, sequence.choice, len(ids), len(scores))
+    return torch.from_numpy(scores).softmax(dim=-1)
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "no head"])
 @torch.inference_mode()
-def test_drafts_equal_a_choice_written_out(
+def test_a_grown_tree_equals_choices_written_out(
     family: str, params: SamplingParams, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every node's token and score, its children being the likeliest; with fresh chains and with used ones."""
     monkeypatch.setattr("stridelm.draft.mask.CANDIDATES", 1000)  # as many as there are
     size, family = (0, "llama") if family == "no head" else (8, family)
     checkpoint = load_tiny(tiny_folder(family))
     gate = attach(checkpoint.network, random_adapter(checkpoint, sequential_size=size))
     network = plain_network(str(tiny_folder(family)))
-    hidden_XDC = torch.randn(4, 3, 32, generator=torch.Generator().manual_seed(0))
+    hidden_XDC = torch.randn(4, 4, 32, generator=torch.Generator().manual_seed(0))
     logits_XDV = network.lm_head(hidden_XDC)
     if gate.softcap is not None:
         logits_XDV = gate.softcap * torch.tanh(logits_XDV / gate.softcap)
-    texts = [list(range(40 + chain, 60)) for chain in range(4)]
-    policy = SelfDraft(4, gate)
-    sequences = [Sequence(text[:10], params, policy, frozenset(), 512, choice=n) for n, text in enumerate(texts)]
-    drafts = MaskDrafter(gate).choose(sequences, texts, logits_XDV, hidden_XDC)
-    for chain, sequence in enumerate(sequences):
-        assert drafts[chain] == naive_drafts(gate, network, sequence, texts[chain], hidden_XDC[chain])
-    # The head reads what was drawn: another token before, other drafts.
-    others = MaskDrafter(gate).choose(sequences, [[*text[:-1], 99] for text in texts], logits_XDV, hidden_XDC)
-    assert (others != drafts) == (size > 0) or params.changes_logits
+    drafter = MaskDrafter(gate, branches=3)
+    sequences, chains, since = [], [], []
+    for number in range(4):
+        sequence = Sequence(list(range(40, 50)), params, Autoregressive(), frozenset(), 512, choice=number)
+        chain = Chain(logits_XDV[number], hidden_XDC[number])
+        came = [60 + number, 70, 80][: 1 + number % 3]  # drawn with the anchor, and what has come since
+        sequence.tokens += came
+        drafter.advance(chain, came)
+        assert chain.used == len(came) - 1
+        sequences, chains, since = [*sequences, sequence], [*chains, chain], [*since, came]
+    for sequence, hidden_DC, came, tree in zip(
+        sequences, hidden_XDC, since, drafter.draft(sequences, chains, depth=4, floor=1e-9), strict=True
+    ):
+        assert max(tree.depths) == 4 - (len(came) - 1)
+        for node in range(-1, len(tree)):
+            path = path_to(tree, node)
+            children = [child for child, parent in enumerate(tree.parents) if parent == node]
+            if not children:
+                continue
+            expected = naive_scores(gate, network, without(sequence, came), hidden_DC, came + path)
+            best = expected.topk(3)
+            assert [tree.tokens[child] for child in children] == best.indices.tolist()[: len(children)]
+            assert [tree.scores[child] for child in children] == pytest.approx(
+                best.values.tolist()[: len(children)], rel=1e-3, abs=1e-6
+            )
+
+
+def without(sequence: Sequence, came: list[int]) -> Sequence:
+    """The sequence before these tokens came, and a place for the first of them: what `naive_scores` starts from."""
+    twin = Sequence(sequence.tokens[: -len(came)], sequence.params, sequence.policy, frozenset(), 512,
+                    choice=sequence.choice)  # fmt: skip
+    twin.tokens = [*sequence.tokens[: -len(came)], 0]
+    return twin
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == -1 else [*path_to(tree, tree.parents[node]), tree.tokens[node]]
+
+
+@torch.inference_mode()
+def test_unlikely_nodes_are_left_out_and_nothing_follows_an_end(converted: Converted) -> None:
+    _, gate = converted("llama")
+    hidden_DC = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    logits_DV = torch.full((3, 260), -20.0)
+    logits_DV[:, 65], logits_DV[:, 256] = 3.0, 2.9
+    gate_without_head = MaskDrafter(gate)
+    gate_without_head._read = lambda chains, level, before, states: (None, states)  # type: ignore[method-assign]
+    sequence = Sequence([1, 2], SamplingParams(), Autoregressive(), frozenset([256]), 512)
+    (tree,) = gate_without_head.draft([sequence], [Chain(logits_DV, hidden_DC)], depth=3, floor=0.2)
+    likely, end = tree.scores[:2]
+    assert (tree.tokens, tree.parents) == ((65, 256, 65, 256), (-1, -1, 0, 0))
+    assert likely**3 < 0.2 < likely * end
 
 
 def test_few_candidates_leave_the_rest_of_the_distribution(converted: Converted, monkeypatch) -> None:
@@ -176,19 +237,24 @@ def test_masks_take_only_room_that_nobody_needs(
     assert cache.free_blocks == cache.block_count
 
 
-def test_where_there_is_room_masks_hang_off_every_node_that_has_a_use_for_them(
+def test_where_rows_are_free_masks_hang_off_every_node_that_has_a_use_for_them(
     converted: Converted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the end of an answer that fills its blocks: rows for masks are set aside beside those for its tokens."""
     model = converted_model(converted)
-    policy: Any = model._policy(DecodeSettings("self", k=4))
-    policy.drafter.choose = lambda sequences, texts, logits, hidden: [[65, 66, 67]] * len(texts)
+    assert model.gate is not None
+    policy = Planned(COSTS["free rows"], masks=MaskDrafter(model.gate), k=4)
+    tree = DraftTree.chain([65, 66, 67], "self", [0.5] * 3)
+    monkeypatch.setattr(policy.masks, "draft", lambda sequences, chains, depth, floor: [tree] * len(sequences))
+    monkeypatch.setattr(policy, "_learn", lambda sequence, commit: None)  # the drafts are wrong: it would notice
+    monkeypatch.setattr(model, "_policy", lambda settings: policy)
     seen = watch_rows(model, monkeypatch)
-    model.generate("a" * 24, SamplingParams(max_tokens=40), decoder=DecodeSettings("self", k=4), raw=True)
+    model.generate("a" * 24, SamplingParams(max_tokens=40), decoder="self", raw=True)
     for rows in seen[1:]:
         room, drafts = 64 - (rows.starts[0] + 1), len(rows.ids_Q) - len(rows.mask_rows_M) - 1
         anchors = max(0, min(drafts, room - 3) + 1)
-        assert (drafts, len(rows.mask_rows_M)) == (min(3, room - 1), 3 * anchors)
+        assert drafts == min(3, room - 1)
+        assert len(rows.mask_rows_M) == 3 * anchors
 
 
 def test_no_row_lies_beyond_the_context(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +283,7 @@ def test_a_prompt_is_read_without_masks_and_the_last_tokens_are_written_without(
     seen.clear()
     model.generate("b" * 60, SamplingParams(max_tokens=3), decoder="self", raw=True)
     # 16 + 16 + 16 + 12 rows of the prompt: masks behind the last part, none once a single token is left.
-    assert [len(rows.mask_rows_M) for rows in seen][:4] == [0, 0, 0, 3]
+    assert [len(rows.mask_rows_M) > 0 for rows in seen][:4] == [False, False, False, True]
     assert not len(seen[-1].mask_rows_M)
 
 
@@ -235,18 +301,9 @@ def test_an_answer_that_is_given_up_is_forgotten(converted: Converted) -> None:
     answer = model.stream(TEXTS[0], SamplingParams(max_tokens=40), decoder="self")
     next(answer)
     policy: Any = model._policy(DecodeSettings("self"))
-    assert answer.sequence in policy._drafts
+    assert answer.sequence in policy._states
     answer.close()
-    assert policy._drafts == {}
-
-
-def test_drafts_end_where_the_text_does(converted: Converted) -> None:
-    model = converted_model(converted)
-    policy: Any = model._policy(DecodeSettings("self", k=4))
-    policy.drafter.choose = lambda sequences, texts, logits, hidden: [[65, 256, 66]] * len(texts)
-    answer = model.stream(TEXTS[0], SamplingParams(max_tokens=40), decoder=DecodeSettings("self", k=4))
-    next(answer)
-    assert policy._drafts[answer.sequence].tokens == (65, 256)
+    assert policy._states == {}
 
 
 def test_what_a_decoder_needs_and_takes() -> None:

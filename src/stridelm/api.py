@@ -20,6 +20,7 @@ from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.mask_token import mask_token_adapter, names_mask_token
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import Result, Sequence, Stats, Stride
@@ -37,7 +38,7 @@ def load(
     """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file.
 
     `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
-    that one out.
+    that one out. A model that stands alone after its conversion needs none: its config.json names a mask token.
     """
     settings = settings or LoadSettings()
     folder = adapter_folder(model, adapter)
@@ -46,10 +47,12 @@ def load(
     draft = load_checkpoint(draft_model, settings) if draft_model else None
     if draft is not None:
         _check_same_vocabulary(target, draft)
-    if folder is None or converted is None:
-        return LanguageModel(target, draft, settings)
-    check_base(folder, converted, target.name, target.fingerprint)
-    return LanguageModel(target, draft, settings, attach(target.network, converted))
+    if folder is not None and converted is not None:
+        check_base(folder, converted, target.name, target.fingerprint)
+    else:
+        converted = mask_token_adapter(target)
+    gate = None if converted is None else attach(target.network, converted)
+    return LanguageModel(target, draft, settings, gate)
 
 
 def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
@@ -61,7 +64,12 @@ def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
 
 def may_have_masks(model: str, adapter: str | Path | None) -> bool:
     """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
-    return adapter_folder(model, adapter) is not None
+    if adapter_folder(model, adapter) is not None:
+        return True
+    folder = Path(model)
+    if model != builtin.NAME and model and folder.is_dir():
+        return names_mask_token(folder)
+    return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
 
 
 def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
@@ -87,9 +95,8 @@ class LanguageModel:
         self.settings = settings
         self.gate = gate
         self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens), gate), target.tokenizer)
-        self._loaded = Loaded(
-            target, gate, draft, TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
-        )
+        draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
+        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
@@ -195,6 +202,13 @@ class LanguageModel:
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The prompt's token ids, checked against what the model takes."""
         return encode_prompt(self.target, prompt, raw=raw)
+
+    def explain(self, decoder: str | DecodeSettings = AUTO) -> list[str]:
+        """What a decoder's planner has learnt and decided so far, in lines to read."""
+        settings = self._check(decoder)
+        with self._turn():
+            explain = getattr(self._policy(settings), "explain", None)
+            return [f"{settings.decoder}: no planner"] if explain is None else explain()
 
     def _check(self, decoder: str | DecodeSettings) -> DecodeSettings:
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder

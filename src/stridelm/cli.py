@@ -74,6 +74,9 @@ def generate(
     race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per answer, on one line.")] = False,
     batch: Annotated[int, typer.Option("--batch", help="With --prompts: so many answers at once.")] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say, after the answer, what the decoder's planner decided and why.")
+    ] = False,
     load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
 ) -> None:
     """Answer a prompt, or a file of prompts.
@@ -87,7 +90,7 @@ def generate(
 
     generate_command.run(
         generate_command.Request(
-            prompt, prompts, model, adapter, draft_model, decode, sampling, raw, race, json, batch, load
+            prompt, prompts, model, adapter, draft_model, decode, sampling, raw, race, json, batch, explain, load
         )
     )
 

@@ -36,6 +36,7 @@ class Request:
     race: bool
     json: bool
     batch: int
+    explain: bool
     load: LoadSettings
 
 
@@ -46,6 +47,8 @@ def run(request: Request) -> None:
         raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
     if request.batch != 1 and request.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
+    if request.explain and request.race:
+        raise InputError("--explain is about one decoder and does not go with --race: leave one of them out")
     request.decode.check(
         has_draft=request.draft_model is not None,
         mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
@@ -66,9 +69,10 @@ def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
     if request.race:
         run_race(model, prompt, request.sampling, request.decode, raw=request.raw, as_json=request.json)
     elif request.json:
-        print(json.dumps(as_json(model.generate(prompt, **_arguments(request)))))
+        _print_json(model, model.generate(prompt, **_arguments(request)), request)
     else:
         _stream(model, prompt, request)
+        _explain(model, request)
 
 
 def _one_prompt(request: Request) -> str:
@@ -111,10 +115,22 @@ def _answer_all(model: LanguageModel, lines: list[PromptLine], request: Request)
     for part in track(parts, "Answering", console=progress, disable=not progress.is_terminal, transient=True):
         for prompt, result in zip(part, model.generate(part, **_arguments(request)), strict=True):  # type: ignore[call-overload]
             if request.json:
-                print(json.dumps(as_json(result)), flush=True)
+                _print_json(model, result, request)
             else:
                 shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 print(f">>> {shown}\n{result.text}\n[{summary(result)}]\n", flush=True)
+    if not request.json:
+        _explain(model, request)
+
+
+def _explain(model: LanguageModel, request: Request) -> None:
+    if request.explain:
+        print("\n".join(model.explain(request.decode)), file=sys.stderr)
+
+
+def _print_json(model: LanguageModel, result: Result, request: Request) -> None:
+    explained = {"explain": model.explain(request.decode)} if request.explain else {}
+    print(json.dumps(as_json(result) | explained), flush=True)
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def make_block(
     *,
     anchors: Items[int] = (),
     masks: int = 0,
+    defers_masks: bool = False,
     reads_logits: bool = True,
     layers: tuple[int, ...] = (),
 ) -> Block:
@@ -60,6 +61,7 @@ def make_block(
         tree=tree,
         mask_anchors=tuple(anchors),
         masks=masks,
+        defers_masks=defers_masks,
         layers=layers,
     )
 
@@ -91,13 +93,16 @@ def lay_out(blocks: Items[Block]) -> Rows:
     segments: list[slice] = []
     wanted: list[int] = []
     wanted_segments: list[slice] = []
+    scored_segments: list[slice] = []
     rows = 0
     for block in blocks:
         sees, depths = lineage(block.parents)
         ancestors.append(sees)
         positions.append(block.start + depths)
         segments.append(slice(rows, rows + len(block)))
-        wanted_segments.append(slice(len(wanted), len(wanted) + len(block.wanted)))
+        end = len(wanted) + len(block.wanted)
+        wanted_segments.append(slice(len(wanted), end))
+        scored_segments.append(slice(len(wanted), end - block.defers_masks * len(block.mask_anchors) * block.masks))
         wanted.extend(rows + row for row in block.wanted)
         rows += len(block)
     mask_rows_M = np.flatnonzero(np.fromiter((kind for block in blocks for kind in block.kinds), np.int8, rows))
@@ -109,6 +114,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
         ancestors=tuple(ancestors),
         wanted_W=np.asarray(wanted, dtype=np.int64),
         wanted_segments=tuple(wanted_segments),
+        scored_segments=tuple(scored_segments),
         mask_rows_M=mask_rows_M,
         mask_depths_M=_mask_depths(blocks, ancestors) if len(mask_rows_M) else mask_rows_M,
         layers=tuple(sorted({layer for block in blocks for layer in block.layers})),

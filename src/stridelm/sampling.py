@@ -7,16 +7,14 @@ from a pass over one row or over a tree: Gumbel-max over the penalised, filtered
 Shape letters: V vocabulary, W wanted rows.
 """
 
-from collections.abc import Callable
+import math
 from collections.abc import Sequence as Items
+from typing import Protocol
 
 import torch
 
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Sequence
-
-Draw = Callable[[int, Items[int]], int]
-"""(index of the wanted row, all tokens before the drawn one) -> token."""
 
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -24,30 +22,60 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 
 
-def drawer(logits_WV: torch.Tensor, sequence: Sequence) -> Draw:
+class Draw(Protocol):
+    """How a sequence draws from the rows of a step."""
+
+    def __call__(self, row: int, before: Items[int], proposed: Items[int] = ()) -> int:
+        """From a wanted row and all tokens before the drawn one to a token. One that is proposed in its place may do
+        instead, if the sequence's decoder has a tolerance."""
+        ...
+
+
+def drawer(logits_WV: torch.Tensor, sequence: Sequence, tolerance: float = 0.0) -> Draw:
     """How `sequence` draws from these rows. Plain greedy rows are decided together, the others when asked for."""
     params = sequence.params
-    if params.is_plain_greedy:
+    if params.is_plain_greedy and tolerance == 0:
         best_W = logits_WV.argmax(dim=-1).tolist()
-        return lambda row, before: best_W[row]
-    return lambda row, before: draw(
-        logits_WV[row], params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
-    )
+        return lambda row, before, proposed=(): best_W[row]
+
+    def draw_row(row: int, before: Items[int], proposed: Items[int] = ()) -> int:
+        scores_V = perturbed_scores(
+            logits_WV[row], params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
+        )
+        return best_or_tolerated(scores_V, proposed, tolerance)
+
+    return draw_row
 
 
 def draw(
     logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int, *, seed: int, choice: int
 ) -> int:
     """The token at position len(before)."""
+    return int(perturbed_scores(logits_V, params, before, prompt_length, seed=seed, choice=choice).argmax())
+
+
+def perturbed_scores(
+    logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int, *, seed: int, choice: int
+) -> torch.Tensor:
+    """What a draw takes the best of: penalised logits; at a temperature, filtered ones over it, with their noise."""
     scores_V = penalise(logits_V.float(), params, before, prompt_length)
-    best = int(scores_V.argmax())
-    if scores_V[best] == -torch.inf:
+    best = scores_V.max()
+    if best == -torch.inf:
         raise InputError("logit_bias bans every token: leave at least one")
     if params.temperature == 0:
+        return scores_V
+    scores_V = keep_likely((scores_V - best) / params.temperature, params)
+    return scores_V.double() + gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
+
+
+def best_or_tolerated(scores_V: torch.Tensor, proposed: Items[int], tolerance: float) -> int:
+    """The best token; if it is not proposed, the best of the proposed ones whose score is at most -log(1 - tolerance)
+    below its own. What a filter or a ban dropped is infinitely far below."""
+    best = int(scores_V.argmax())
+    if tolerance == 0 or not proposed or best in proposed:
         return best
-    scores_V = keep_likely((scores_V - scores_V[best]) / params.temperature, params)
-    noise_V = gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
-    return int((scores_V.double() + noise_V).argmax())
+    nearest = max(proposed, key=lambda token: float(scores_V[token]))
+    return nearest if scores_V[nearest] >= scores_V[best].double() + math.log1p(-tolerance) else best
 
 
 def draw_among(tokens_N: torch.Tensor, logits_V: torch.Tensor, sequence: Sequence, before: Items[int]) -> int:

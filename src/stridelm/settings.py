@@ -99,9 +99,9 @@ class DecodeSettings:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and 1 <= value <= most):
                 raise InputError(f"{name} must be a whole number between 1 and {most}, not {value!r}")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
+        if self.threshold is not None and not (_is_number(self.threshold) and 0 <= self.threshold <= 1):
             raise InputError(f"threshold must be between 0 (take all) and 1, not {self.threshold!r}")
-        if not 0 <= self.tolerance < 1:
+        if not (_is_number(self.tolerance) and 0 <= self.tolerance < 1):
             raise InputError(f"tolerance must be at least 0 (exact) and below 1, not {self.tolerance!r}")
 
     @property
@@ -116,8 +116,12 @@ class DecodeSettings:
             )
         if self.decoder in _NEEDS_MASKS and not mask_k:
             raise InputError(
-                f"the decoder {self.decoder} needs an adapter: give one with --adapter (load(adapter=...)), or make "
-                "one with `stridelm train`"
+                f"the decoder {self.decoder} needs masks: give the model's adapter with --adapter (load(adapter=...)), "
+                "make one with `stridelm train`, or load a converted model whose config.json names a mask_token_id"
             )
         if self.decoder in _NEEDS_MASKS and self.k is not None and self.k > mask_k:
             raise InputError(f"k must be at most {mask_k}, which the adapter was trained for, not {self.k}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

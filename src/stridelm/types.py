@@ -110,6 +110,8 @@ class Block:
     """The nodes, or ROOT for the last pending row, that a chain of masks hangs off; behind the tree, in this order."""
     masks: int = 0
     """Mask rows per chain."""
+    defers_masks: bool = False
+    """The output head does not run on the masks: whoever needs their logits has it run on some of them later."""
     layers: tuple[int, ...] = ()
     """The layers whose input is wanted, for all rows."""
 
@@ -136,6 +138,8 @@ class Rows:
     wanted_W: np.ndarray
     wanted_segments: tuple[slice, ...]
     """Each block's part of the W."""
+    scored_segments: tuple[slice, ...]
+    """The same without the masks of blocks that defer them: what the output head runs on."""
     mask_rows_M: np.ndarray
     """The mask rows among the Q."""
     mask_depths_M: np.ndarray
@@ -149,6 +153,7 @@ class Output:
     """What the model says of a block's W wanted rows."""
 
     logits_WV: torch.Tensor
+    """Without those of the masks, where these are deferred: they come last."""
     hidden_WC: torch.Tensor | None = None
     """What the output head read; only from steps that hold masks."""
     layers_qC: Mapping[int, torch.Tensor] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Walk a draft tree with the target's own draws: what is accepted, and what is emitted. Pure."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
 from stridelm.types import ROOT, DraftTree
 
@@ -10,7 +11,8 @@ def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[in
 
     At each node the target draws the next token, seeing that node's own path; a child that holds it is accepted and
     the walk goes on there. The first draw that no child holds ends the walk, and is itself the last token emitted.
-    So the tokens are those of drawing one at a time, whatever the tree proposes.
+    So the tokens are those of drawing one at a time, whatever the tree proposes; with a tolerance, a draw may give
+    one of a node's `proposals` in place of a token that is hardly better.
     """
     path: list[int] = []
     emitted: list[int] = []
@@ -23,3 +25,21 @@ def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[in
             return path, emitted
         path.append(child)
         node = child
+
+
+def proposals(tree: DraftTree, node: int) -> list[int]:
+    """The tokens of the children of a node, or of ROOT."""
+    return [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == node]
+
+
+def follow(tree: DraftTree, tokens: Items[int]) -> list[int]:
+    """The nodes of the tree that a text goes through."""
+    path: list[int] = []
+    node = ROOT
+    for token in tokens:
+        child = tree.child(node, token)
+        if child is None:
+            break
+        path.append(child)
+        node = child
+    return path

@@ -1,13 +1,14 @@
 """One token per forward: the plain way, and the ground that every exact decoder stands on."""
 
 import math
+from collections.abc import Sequence as Items
 from itertools import takewhile
 
 from stridelm.layout import make_block
 from stridelm.params import InputError
 from stridelm.sampling import confidence, drawer
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
-from stridelm.verify import walk
+from stridelm.verify import proposals, walk
 
 
 class Autoregressive:
@@ -36,9 +37,16 @@ def reads_on(sequence: Sequence) -> bool:
     return sequence.cached + sequence.allowance < len(sequence.tokens)
 
 
-def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT, masks: int = 0, layers: tuple[int, ...] = ()) -> Block:
-    """The pending rows, the tree, and so many masks off the last pending row and off every node, as far as there is
-    room for them."""
+def next_block(
+    sequence: Sequence,
+    tree: DraftTree = NO_DRAFT,
+    *,
+    anchors: Items[int] = (),
+    masks: int = 0,
+    defers_masks: bool = False,
+    layers: tuple[int, ...] = (),
+) -> Block:
+    """The pending rows, the tree, and so many masks off each anchor, as far as there is room for them."""
     pending = sequence.tokens[sequence.cached : sequence.cached + sequence.allowance]
     if reads_on(sequence):
         return make_block(sequence.cached, pending, reads_logits=False, layers=layers)
@@ -46,46 +54,58 @@ def next_block(sequence: Sequence, tree: DraftTree = NO_DRAFT, masks: int = 0, l
     # What the table has no room for is not drafted: fewer drafts are slower, never wrong.
     free = sequence.table.capacity - len(sequence.tokens)
     tree = tree.pruned(sequence.room - 1, free)
-    anchors = _anchors(sequence, tree, masks)[: (free - len(tree)) // masks] if masks else []
-    return make_block(sequence.cached, pending, tree, anchors=anchors, masks=masks, layers=layers)
+    useful = _useful(sequence, tree, anchors, masks)[: (free - len(tree)) // masks] if masks else []
+    return make_block(
+        sequence.cached, pending, tree, anchors=useful, masks=masks, defers_masks=defers_masks, layers=layers
+    )
 
 
-def _anchors(sequence: Sequence, tree: DraftTree, masks: int) -> list[int]:
-    """Where masks are of use: a token is left to be drafted after the one that the anchor itself gives, and the chain
-    stays within the context."""
+def _useful(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int) -> list[int]:
+    """The anchors whose masks are of use: a token is left to be drafted after the one that the anchor itself gives, and
+    the chain stays within the context."""
     deepest = min(sequence.room - 3, sequence.context_length - len(sequence.tokens) - masks)
-    return [node for node, depth in zip(range(ROOT, len(tree)), (0, *tree.depths), strict=True) if depth <= deepest]
+    depths = {ROOT: 0} | dict(enumerate(tree.depths))
+    return [anchor for anchor in anchors if anchor in depths and depths[anchor] <= deepest]
 
 
-def decide_all(sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-    return [decide(*each) for each in zip(sequences, blocks, outputs, strict=True)]
+def decide_all(
+    sequences: list[Sequence], blocks: list[Block], outputs: list[Output], tolerance: float = 0.0
+) -> list[Commit]:
+    return [decide(*each, tolerance) for each in zip(sequences, blocks, outputs, strict=True)]
 
 
-def decide(sequence: Sequence, block: Block, output: Output) -> Commit:
+def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 0.0) -> Commit:
     """Walk the block's tree with the sequence's own draws. Wanted row 0 is the last pending, row i + 1 is node i."""
     pending = tuple(range(block.pending))
     if not block.wanted:
         return Commit(kept=pending)
-    logits_WV = output.logits_WV[: 1 + len(block.tree)]  # masks come behind
-    draw = drawer(logits_WV, sequence)
-    path, emitted = walk(block.tree, lambda node, before: draw(node + 1, before), sequence.tokens)
+    tree = block.tree
+    logits_WV = output.logits_WV[: 1 + len(tree)]  # masks come behind
+    draw = drawer(logits_WV, sequence, tolerance)
+    path, emitted = walk(tree, lambda node, before: draw(node + 1, before, proposals(tree, node)), sequence.tokens)
     tokens = tuple(until_end(emitted, sequence.eos_ids))
-    finish_reason: FinishReason | None = None
-    if tokens[-1] in sequence.eos_ids:
-        finish_reason = "stop"
-    elif len(tokens) == sequence.room:
-        finish_reason = "length"
     accepted = path[: len(tokens)]
     probabilities = confidence(logits_WV[[0, *(node + 1 for node in accepted)]], tokens)
-    if any(math.isnan(probability) for probability in probabilities):
-        raise InputError("the model's logits are not finite: its weights are damaged, or it needs --dtype float32")
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
         tokens=tokens,
-        sources=(*(block.tree.sources[node] for node in accepted), "model")[: len(tokens)],
-        confidence=probabilities,
-        finish_reason=finish_reason,
+        sources=(*(tree.sources[node] for node in accepted), "model")[: len(tokens)],
+        confidence=finite(probabilities),
+        finish_reason=ending(sequence, tokens),
     )
+
+
+def ending(sequence: Sequence, tokens: Items[int]) -> FinishReason | None:
+    """Why these tokens, which stop at the first that ends the text, are the last ones; None if they are not."""
+    if tokens[-1] in sequence.eos_ids:
+        return "stop"
+    return "length" if len(tokens) == sequence.room else None
+
+
+def finite(probabilities: tuple[float, ...]) -> tuple[float, ...]:
+    if any(math.isnan(probability) for probability in probabilities):
+        raise InputError("the model's logits are not finite: its weights are damaged, or it needs --dtype float32")
+    return probabilities
 
 
 def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

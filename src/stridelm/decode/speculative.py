@@ -8,11 +8,12 @@ from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 class Speculative:
     """Any drafter's trees, verified."""
 
-    exact = True
     spare_rows = 0
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, tolerance: float = 0.0) -> None:
         self.drafter = drafter
+        self.tolerance = tolerance
+        self.exact = tolerance == 0
 
     def plan(self, sequences: list[Sequence]) -> list[Block]:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
@@ -22,7 +23,7 @@ class Speculative:
         ]
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        return decide_all(sequences, blocks, outputs)
+        return decide_all(sequences, blocks, outputs, self.tolerance)
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]

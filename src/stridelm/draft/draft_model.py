@@ -1,15 +1,25 @@
-"""A second, smaller model of the same vocabulary writes k candidates one by one; the target verifies them at once."""
+"""A second, smaller model of the same vocabulary writes candidates one by one; the target verifies them at once.
 
+It writes as long as it is sure of itself, k at most. Shape letters: V vocabulary, W wanted rows.
+"""
+
+import math
 from dataclasses import dataclass, field
+
+import torch
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.sampling import drawer
+from stridelm.sampling import perturbed_scores
 from stridelm.types import Block, Commit, DraftTree, Output, Sequence
 
 _ROWS = 512
 """Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
+_FLOOR = 0.25
+"""Drafting goes on while the whole draft stands with at least this chance, by the draft model's own word. One more
+token costs a pass of the draft model and a row of the target's, together about a quarter of a target's pass for a pair
+worth having (`bench/acceptance_and_speed.py`), and wins a token, that is a pass, with no more than this chance."""
 
 
 @dataclass(slots=True)
@@ -18,6 +28,12 @@ class _Draft:
 
     table: Table
     tokens: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    """How sure the draft model was of each token that it added."""
+
+    def begin(self, tokens: list[int]) -> None:
+        self.tokens = list(tokens)
+        self.scores = []
 
     @property
     def unread(self) -> list[int]:
@@ -45,12 +61,14 @@ class ModelDrafter:
             if sequence not in self._drafts:
                 reserve = len(sequence.tokens) + sequence.room
                 self._drafts[sequence] = _Draft(self.forward.cache.open(reserve))
-            self._drafts[sequence].tokens = list(sequence.tokens)
+            self._drafts[sequence].begin(sequence.tokens)
         ready = self._catch_up([sequence for sequence in sequences if self._can_read(sequence)])
         for count in range(self.k):
             self._extend([sequence for sequence in ready if self._may_draft(sequence, count)])
+        drafts = [self._drafts[sequence] for sequence in sequences]
         return [
-            DraftTree.chain(self._drafts[sequence].tokens[len(sequence.tokens) :], self.name) for sequence in sequences
+            DraftTree.chain(draft.tokens[len(sequence.tokens) :], self.name, draft.scores)
+            for sequence, draft in zip(sequences, drafts, strict=True)
         ]
 
     def _can_read(self, sequence: Sequence) -> bool:
@@ -76,11 +94,12 @@ class ModelDrafter:
         return ready
 
     def _may_draft(self, sequence: Sequence, count: int) -> bool:
-        """The last token of an answer needs no draft, and an ended text or a full context cannot go on."""
-        tokens = self._drafts[sequence].tokens
+        """The last token of an answer needs no draft, an ended text or a full context cannot go on, and a draft that
+        has become doubtful need not."""
+        tokens, scores = self._drafts[sequence].tokens, self._drafts[sequence].scores
         return (
-            len(tokens) == len(sequence.tokens) + count
-            and count < sequence.room - 1
+            len(scores) == count < sequence.room - 1
+            and math.prod(scores) >= _FLOOR
             and len(tokens) < self.context_length
             and (count == 0 or (tokens[-1] not in sequence.eos_ids and tokens[-1] < self.vocabulary))
         )
@@ -92,8 +111,10 @@ class ModelDrafter:
         drafts = [self._drafts[sequence] for sequence in sequences]
         outputs = self._read(drafts, [make_block(draft.table.length, draft.unread) for draft in drafts])
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
-            draw = drawer(output.logits_WV[:, : self.target_vocabulary], sequence)
-            draft.tokens.append(draw(0, draft.tokens))
+            logits_V = output.logits_WV[0, : self.target_vocabulary]
+            token, score = draw_and_confidence(logits_V, sequence, draft.tokens)
+            draft.tokens.append(token)
+            draft.scores.append(score)
 
     def _read(self, drafts: list[_Draft], blocks: list[Block]) -> list[Output]:
         outputs = self.forward(lay_out(blocks), [draft.table for draft in drafts])
@@ -115,6 +136,22 @@ class ModelDrafter:
         draft = self._drafts.pop(sequence, None)
         if draft is not None:
             self.forward.cache.free(draft.table)
+
+
+def draw_and_confidence(logits_V: torch.Tensor, sequence: Sequence, before: list[int]) -> tuple[int, float]:
+    """The token that `sequence` draws from these logits, and how clearly it won: its share in a softmax of the scores
+    that the draw compared, on the scale of the logits.
+
+    Were the target's logits these plus Gumbel noise of their own, that would be the chance that the target draws the
+    same. The token's probability is a poor guide to it: with shared noise an unlikely token, too, is drawn by both.
+    Without temperature the two are one.
+    """
+    params = sequence.params
+    scores_V = perturbed_scores(
+        logits_V, params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
+    )
+    token = int(scores_V.argmax())
+    return token, float((scores_V * (params.temperature or 1.0)).softmax(dim=-1)[token])
 
 
 def _agreement(read: list[int], tokens: list[int]) -> int:

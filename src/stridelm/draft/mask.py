@@ -1,59 +1,185 @@
-"""Drafts from mask rows. Each mask of a chain says, by itself, what may stand at its place; here tokens are chosen.
+"""Drafts from mask rows. Each mask of a chain says, by itself, what may stand at its place; here a tree is grown.
 
 The masks did not see the token that was drawn after them, nor each other's drafts. The sequential head reads these, one
-after the other, and moves what a mask says.
+after the other, and moves what a mask says. It can read any tokens: a chain whose anchor lies some tokens back is still
+of use, its first masks being skipped, and two branches of a tree get different continuations from the same masks.
 
-Shape letters: X chains, one per sequence, D masks of a chain, V vocabulary, C model width, N candidates.
+Shape letters: D masks of a chain, V vocabulary, C model width, N candidates, X nodes that are drafted from together,
+S state of the sequential head.
 """
+
+from dataclasses import dataclass, field
 
 import torch
 
 from stridelm.model.gated import Gate
-from stridelm.sampling import draw_among
-from stridelm.types import Sequence
+from stridelm.sampling import gumbel_of, keep_likely, penalise
+from stridelm.types import ROOT, DraftTree, Sequence
 
-CANDIDATES = 256
-"""The likeliest tokens of each mask, among which its draft is chosen: the whole vocabulary takes long to score."""
+CANDIDATES = 64
+"""The likeliest tokens of each mask, among which its drafts are chosen: the whole vocabulary takes long to score."""
+NAME = "self"
 _BELOW_ONE = 1 - 1e-6
+
+
+@dataclass(slots=True)
+class Chain:
+    """What the masks off one row said, and how far the text has come since."""
+
+    logits_DV: torch.Tensor
+    hidden_DC: torch.Tensor
+    used: int = 0
+    """Masks whose place in the text is taken."""
+    state_1S: torch.Tensor | None = None
+    """The sequential head's, after it has read what took these places."""
+    candidates: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Depth -> likeliest tokens and their logits; found when they are needed."""
+
+    @property
+    def left(self) -> int:
+        return len(self.hidden_DC) - self.used
+
+    def at(self, level: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest tokens, and their logits, so many places on."""
+        depth = self.used + level
+        if depth not in self.candidates:
+            logits_V = self.logits_DV[depth]
+            found = logits_V.topk(min(CANDIDATES, len(logits_V)), sorted=False)
+            self.candidates[depth] = found.indices, found.values
+        return self.candidates[depth]
+
+
+@dataclass(slots=True)
+class _Bud:
+    """A node, or the text itself, that may get children."""
+
+    place: int
+    """The sequence's, among those drafted for."""
+    node: int
+    text: list[int]
+    """All tokens up to it."""
+    path: float
+    """How likely it and all its ancestors are to stand."""
+    state_1S: torch.Tensor | None
+    """The sequential head's, before it has read this node's token."""
 
 
 class MaskDrafter:
     """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, branches: int = 2) -> None:
+        """`branches`: the most children of a node, and the most nodes of a depth that get children."""
         self.gate = gate
+        self.branches = branches
 
     @torch.inference_mode()
-    def choose(
-        self, sequences: list[Sequence], texts: list[list[int]], logits_XDV: torch.Tensor, hidden_XDC: torch.Tensor
-    ) -> list[list[int]]:
-        """Each chain's drafts. A text is all up to the token that was drawn where the chain's anchor is: its masks
-        propose the tokens behind it."""
-        candidates_XDN = logits_XDV.topk(min(CANDIDATES, logits_XDV.shape[-1]), sorted=False).indices
+    def advance(self, chain: Chain, tokens: list[int]) -> None:
+        """The text has gone on: the first of these tokens stands before the chain's next mask, the last is the newest.
+        Every one but the newest takes a mask's place."""
+        for token in tokens[:-1]:
+            if chain.left > 0:
+                chain.state_1S = self._read([chain], 0, [token], [chain.state_1S])[1][0]
+            chain.used += 1
+
+    @torch.inference_mode()
+    def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
+        """Grow a tree off each text, depth by depth, the likeliest nodes of each going on. Nodes that are less likely
+        to stand than `floor` are left out; so is everything behind an end of text."""
+        trees = [_Growing() for _ in sequences]
+        buds = [
+            _Bud(place, ROOT, sequence.tokens, 1.0, chain.state_1S)
+            for place, (sequence, chain) in enumerate(zip(sequences, chains, strict=True))
+        ]
+        for level in range(depth):
+            buds = [bud for bud in buds if level < chains[bud.place].left]
+            if not buds:
+                break
+            going = [chains[bud.place] for bud in buds]
+            moved_XC, states = self._read(going, level, [bud.text[-1] for bud in buds], [bud.state_1S for bud in buds])
+            children: list[_Bud] = []
+            for number, bud in enumerate(buds):
+                sequence = sequences[bud.place]
+                tokens_N, logits_N = chains[bud.place].at(level)
+                if moved_XC is not None:
+                    logits_N = self._move(tokens_N, logits_N, moved_XC[number])
+                for token, score in self._likeliest(tokens_N, logits_N, sequence, bud.text):
+                    if bud.path * score >= floor:
+                        node = trees[bud.place].add(token, bud.node, score)
+                        if token not in sequence.eos_ids:
+                            path = bud.path * score
+                            children.append(_Bud(bud.place, node, [*bud.text, token], path, states[number]))
+            buds = self._likeliest_buds(children)
+        return [tree.whole() for tree in trees]
+
+    def _read(
+        self, chains: list[Chain], level: int, before: list[int], states: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """What the sequential head adds to the masks so many places on once it has read the token before each, and its
+        states."""
         head = self.gate.sequential_head
-        state_XS = None if head is None else head.start(len(texts))
-        written = [list(text) for text in texts]
-        for depth in range(logits_XDV.shape[1]):
-            logits_XV, candidates_XN = logits_XDV[:, depth], candidates_XDN[:, depth]
-            if head is not None:
-                before_XC = self._embed([text[-1] for text in written])
-                moved_XC, state_XS = head(hidden_XDC[:, depth].float(), before_XC, state_XS)
-                logits_XV = self._move(logits_XV, candidates_XN, moved_XC)
-            for chain, (sequence, text) in enumerate(zip(sequences, written, strict=True)):
-                text.append(draw_among(candidates_XN[chain], logits_XV[chain], sequence, text))
-        return [longer[len(text) :] for longer, text in zip(written, texts, strict=True)]
+        if head is None:
+            return None, states
+        hidden_XC = torch.stack([chain.hidden_DC[chain.used + level] for chain in chains]).float()
+        before_XC = self.gate.embedding(torch.tensor(before, device=self.gate.device)).float()
+        zero_1S = torch.zeros(1, head.size, device=self.gate.device)
+        state_XS = torch.cat([zero_1S if state is None else state for state in states])
+        moved_XC, state_XS = head(hidden_XC, before_XC, state_XS)
+        return moved_XC, list(state_XS.split(1))
 
-    def _embed(self, tokens: list[int]) -> torch.Tensor:
-        return self.gate.embedding(torch.tensor(tokens, device=self.gate.device)).float()
-
-    def _move(self, logits_XV: torch.Tensor, candidates_XN: torch.Tensor, moved_XC: torch.Tensor) -> torch.Tensor:
-        """The logits with what the sequential head adds to a mask's output, for the candidates alone."""
+    def _move(self, tokens_N: torch.Tensor, logits_N: torch.Tensor, moved_C: torch.Tensor) -> torch.Tensor:
+        """The logits with what the sequential head adds to a mask's output, for these tokens alone."""
         assert self.gate.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
-        rows_XNC = self.gate.output_weight_VC[candidates_XN]
-        added_XN = torch.einsum("xnc,xc->xn", rows_XNC, moved_XC.to(rows_XNC.dtype)).float()
-        logits_XN, cap = logits_XV.gather(-1, candidates_XN), self.gate.softcap
+        rows_NC = self.gate.output_weight_VC[tokens_N]
+        added_N, cap = (rows_NC @ moved_C.to(rows_NC.dtype)).float(), self.gate.softcap
         if cap is None:
-            moved_XN = logits_XN + added_XN
-        else:  # what is added lies before the cap (Gemma 2)
-            moved_XN = cap * torch.tanh(torch.atanh((logits_XN / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_XN / cap)
-        return logits_XV.scatter(-1, candidates_XN, moved_XN)
+            return logits_N + added_N
+        # What is added lies before the cap (Gemma 2).
+        return cap * torch.tanh(torch.atanh((logits_N / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_N / cap)
+
+    def _likeliest(
+        self, tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: list[int]
+    ) -> list[tuple[int, float]]:
+        """The tokens that the target will most likely draw here, and how likely this is."""
+        scores_N = perturbed(tokens_N, logits_N, sequence, before)
+        best = scores_N.softmax(dim=-1).topk(min(self.branches, len(scores_N)))
+        return list(zip(tokens_N[best.indices].tolist(), best.values.tolist(), strict=True))
+
+    def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:
+        """The few of each sequence that go on, in an order of their own: that of the sequences."""
+        kept: list[_Bud] = []
+        for place in sorted({bud.place for bud in buds}):
+            own = sorted((bud for bud in buds if bud.place == place), key=lambda bud: -bud.path)
+            kept += own[: self.branches]
+        return kept
+
+
+def perturbed(tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: list[int]) -> torch.Tensor:
+    """The scores whose largest a draw would take, were these all tokens: logits at temperature 0, with noise above."""
+    params = sequence.params
+    if params.changes_logits:
+        size = max(int(tokens_N.max()), *before) + 1
+        logits_V = logits_N.new_full((size,), -torch.inf).scatter(0, tokens_N, logits_N)
+        logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
+    best = logits_N.max()
+    if params.temperature == 0 or best == -torch.inf:
+        return logits_N
+    noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
+    return keep_likely((logits_N - best) / params.temperature, params).double() + noise_N
+
+
+class _Growing:
+    """A tree in the making."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+
+    def add(self, token: int, parent: int, score: float) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score)
+        return len(self.tokens) - 1
+
+    def whole(self) -> DraftTree:
+        return DraftTree.of(self.tokens, self.parents, NAME, self.scores)

@@ -42,14 +42,17 @@ class TorchForward:
         else:
             logits_WV, layers = self._run(self.network, ids_1Q, None, positions_1Q, wanted_W, step)
         self.windows = step.windows
-        assert len(logits_WV) == len(rows.wanted_W), "the model gave logits for other rows than were asked for"
+        scored = [segment.stop - segment.start for segment in rows.scored_segments]
+        assert len(logits_WV) == sum(scored), "the model gave logits for other rows than were asked for"
         return [
             Output(
-                logits_WV[wanted],
+                logits,
                 None if hidden_WC is None else hidden_WC[wanted],
-                {layer: output_QC[segment] for layer, output_QC in layers.items()},
+                {layer: read_QC[segment] for layer, read_QC in layers.items()},
             )
-            for wanted, segment in zip(rows.wanted_segments, rows.segments, strict=True)
+            for logits, wanted, segment in zip(
+                logits_WV.split(scored), rows.wanted_segments, rows.segments, strict=True
+            )
         ]
 
 

@@ -21,7 +21,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stridelm.model.adapter import Adapter
-from stridelm.model.linear import Part, StoredLinear, replace
+from stridelm.model.few_rows import LowRankSum
+from stridelm.model.linear import PanelLinear, Part, StoredLinear, replace
 from stridelm.model.llama_layer import LlamaLayer
 from stridelm.params import InputError
 from stridelm.types import Rows
@@ -34,8 +35,12 @@ class GatedPass:
     rows: int
     masks: slice | torch.Tensor
     """The mask rows: a slice where they lie in one run, as those of a single sequence do, for the sake of speed."""
+    masks_M: torch.Tensor
+    """The same as row numbers."""
+    scored: torch.Tensor | None
+    """The wanted rows that the output head runs on; None for all."""
     hidden_WC: torch.Tensor | None = None
-    """What the output head read; filled when it runs."""
+    """What the output head could read; filled when it runs."""
 
 
 _PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
@@ -54,19 +59,27 @@ class Gate:
         self.output_weight_VC = None if head is None else _output_weight(network)
         """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
         self.softcap: float | None = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+        self.head: Any = network.get_output_embeddings()
 
     @contextmanager
     def open(self, rows: Rows) -> Iterator[GatedPass]:
         """While this is open, the network's forward is one over these rows."""
         first, last = int(rows.mask_rows_M[0]), int(rows.mask_rows_M[-1])
         is_run = last - first + 1 == len(rows.mask_rows_M)
-        masks = slice(first, last + 1) if is_run else torch.from_numpy(rows.mask_rows_M).to(self.device)
-        in_flight = GatedPass(len(rows.ids_Q), masks)
+        masks_M = torch.from_numpy(rows.mask_rows_M).to(self.device)
+        masks = slice(first, last + 1) if is_run else masks_M
+        in_flight = GatedPass(len(rows.ids_Q), masks, masks_M, _scored(rows, self.device))
         token = _PASS.set(in_flight)
         try:
             yield in_flight
         finally:
             _PASS.reset(token)
+
+    @torch.inference_mode()
+    def score(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        """The logits of rows whose scoring was deferred."""
+        logits_XV = self.head(hidden_XC).float()
+        return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
@@ -76,6 +89,12 @@ class Gate:
         depths_M = np.minimum(rows.mask_depths_M, len(self.mask_embedding_DC)) - 1
         embedded_QC[in_flight.masks] = self.mask_embedding_DC[torch.from_numpy(depths_M).to(self.device)]
         return embedded_QC[None]
+
+
+def _scored(rows: Rows, device: torch.device) -> torch.Tensor | None:
+    if rows.scored_segments == rows.wanted_segments:
+        return None
+    return torch.cat([torch.arange(each.start, each.stop, device=device) for each in rows.scored_segments])
 
 
 def _output_weight(network: PreTrainedModel) -> torch.Tensor:
@@ -94,11 +113,17 @@ def attach(network: PreTrainedModel, adapter: Adapter) -> Gate:
         parts.setdefault((owner, name), []).append(part)
     gate = Gate(network, adapter)
     for (owner, name), low_ranks in parts.items():
-        replace(owner, name, GatedLinear(getattr(owner, name), low_ranks))
+        base = getattr(owner, name)
+        replace(owner, name, (GatedPanels if isinstance(base, PanelLinear) else GatedLinear)(base, low_ranks))
     for owner, name in [place for module in network.modules() for place in _mixtures(module)]:
         replace(owner, name, _Experts(getattr(owner, name)))
-    network.set_output_embeddings(_Tap(network.get_output_embeddings()))
+    tap(network)
     return gate
+
+
+def tap(network: PreTrainedModel) -> None:
+    """Let the output head note what it reads."""
+    network.set_output_embeddings(_Tap(network.get_output_embeddings()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +185,26 @@ class GatedLinear:
             product_QO[masks, first:last] += part_MR @ up_RO
 
 
+class GatedPanels:
+    """The same where weights are stored in panels: the first factors are stacked under the weight, so that they are
+    columns of one product. That they are computed for real rows, too, costs less than a product apart."""
+
+    def __init__(self, base: PanelLinear, low_ranks: list[_LowRank]) -> None:
+        self.base = base
+        self.in_features, self.out_features = base.in_features, base.out_features
+        starts = base.stack([part.down_RI for part in low_ranks])
+        self.add = LowRankSum([part.up_OR for part in low_ranks], [part.first for part in low_ranks], starts)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        in_flight = _PASS.get()
+        if in_flight is None:
+            return self.base(x)
+        assert x.shape[-2] == in_flight.rows, "a gated layer must see all rows of a step, one behind the other"
+        product_QO = self.base.stacked(x)
+        self.add(product_QO, in_flight.masks_M)
+        return product_QO[:, : self.out_features].view(*x.shape[:-1], self.out_features)
+
+
 def _mixtures(module: nn.Module) -> list[tuple[nn.Module, str]]:
     """The children that hold experts: their weights are matrices, stacked."""
     return [
@@ -198,6 +243,7 @@ class _Tap(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         in_flight = _PASS.get()
-        if in_flight is not None:
-            in_flight.hidden_WC = hidden.reshape(-1, hidden.shape[-1])
-        return self.head(hidden)
+        if in_flight is None:
+            return self.head(hidden)
+        in_flight.hidden_WC = hidden.reshape(-1, hidden.shape[-1])
+        return self.head(hidden if in_flight.scored is None else hidden[..., in_flight.scored, :])

@@ -1,10 +1,10 @@
 """Linear layers stored once in the order that their product reads, so that a pass over a few rows on a CPU costs little
 more than one over one row.
 
-Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Two orders avoid that; which
-one is faster depends on the library behind torch, that is, on the maker of the processor (figures in
-docs/architecture.md):
+Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Three orders avoid that
+(figures in docs/architecture.md):
 
+    panels       for products of our own in C++, where there is a compiler: up to a dozen rows for the price of one
     transposed   in x out, for MKL on Intel: as fast as `nn.Linear` at one row, a third of its time at four
     packed       oneDNN's own blocks, elsewhere: its batch hint must be None, or the layout fits one width only
 
@@ -16,6 +16,9 @@ from pathlib import Path
 
 import torch
 from torch import nn
+
+from stridelm.model import few_rows
+from stridelm.model.few_rows import PanelProduct
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -58,14 +61,52 @@ class PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
 
 
-StoredLinear = TransposedLinear | PackedLinear
+class PanelLinear:
+    """The same in panels, and the first factors of low-rank parts stacked under it if there are any."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        weight = _joined_weight(linears)
+        self.product = PanelProduct(weight)
+        self.bias = _joined_bias(linears)
+        self.out_features, self.in_features = weight.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Out x in, in new memory."""
+        product = self.product
+        panels = product.panels[: -(-self.out_features // product.width)]
+        return panels.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+
+    def stack(self, downs: list[torch.Tensor]) -> list[int]:
+        """Put these (rank x in) under the weight; returns the column that each starts at in `stacked`."""
+        self.product = PanelProduct(self.weight, *downs)
+        return self.product.starts[1:]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._with_bias(self.product(x.reshape(-1, self.in_features), self.out_features)).view(
+            *x.shape[:-1], self.out_features
+        )
+
+    def stacked(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows x all columns, those of what is stacked under the weight behind its own."""
+        return self._with_bias(self.product(x.reshape(-1, self.in_features), self.product.outputs))
+
+    def _with_bias(self, product_QO: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None:
+            product_QO[:, : self.out_features] += self.bias
+        return product_QO
+
+
+StoredLinear = PanelLinear | TransposedLinear | PackedLinear
 
 
 def best_storage(device: torch.device, dtype: torch.dtype) -> type[StoredLinear] | None:
-    """The order for this processor; None keeps `nn.Linear`. By the maker's name, not by a trial: the same machine must
+    """The order for this processor; None keeps `nn.Linear`. By what is there, not by a trial: the same machine must
     give the same bits every time. Only float32: bfloat16 is slow on CPUs without the instructions for it."""
     if device.type != "cpu" or dtype != torch.float32:
         return None
+    if few_rows.library() is not None:
+        return PanelLinear
     if torch.backends.mkl.is_available() and _is_intel():
         return TransposedLinear
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -1,0 +1,218 @@
+"""What a forward costs on this machine: measured once per machine, model and precision, then kept.
+
+    seconds = curve(rows) + masks: a part for having any, a part per row + rows x context x slope
+            + a part per further sequence
+
+A mask row costs more than a real one (its low-rank part); the curve is that of real rows at a short context.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stridelm.layout import lay_out, make_block
+from stridelm.model import few_rows
+from stridelm.model.builtin import cache_folder
+from stridelm.model.forward import TorchForward
+from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.load import Checkpoint
+from stridelm.types import ROOT
+
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_CONTEXT, _LONG_CONTEXT = 128, 1024
+_BUDGET = 2.0
+"""Seconds to spend on measuring."""
+_MOST = 15
+"""Rounds over all shapes."""
+_DISTURBED = 1.5
+"""Where the middle round took so much longer than the quick ones, others used the machine: measure again next time."""
+LARGEST = 1024
+"""Rows up to which the curve is written out; beyond, it goes on as it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of a forward."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Of so many real rows of one sequence, rising."""
+    masks: float = 0.0
+    """For having masks at all."""
+    mask_row: float = 0.0
+    """Per mask row, beyond what a real row costs."""
+    context: float = 0.0
+    """Per row and token of the text before it."""
+    sequence: float = 0.0
+    """Per sequence beyond the first."""
+    head: float = 0.0
+    """The output head on one row."""
+    head_row: float = 0.0
+    """And on every further one."""
+    table: np.ndarray = field(init=False, repr=False, compare=False)
+    """Seconds by number of rows."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", self._table())
+
+    def _table(self) -> np.ndarray:
+        table = np.interp(np.arange(LARGEST + 1), self.rows, np.maximum.accumulate(self.seconds))
+        last = self.rows[-1]
+        if len(self.rows) > 1:
+            slope = max(0.0, (self.seconds[-1] - self.seconds[-2]) / (last - self.rows[-2]))
+            table[last:] += slope * np.arange(LARGEST + 1 - last)
+        return table
+
+    def __call__(self, real: int, masks: int = 0, *, context: int = 0, sequences: int = 1) -> float:
+        rows = real + masks
+        return (
+            float(self.table[min(rows, LARGEST)])
+            + (self.masks + self.mask_row * masks if masks else 0.0)
+            + self.context * rows * context
+            + self.sequence * (sequences - 1)
+        )
+
+    def is_cheaper_in_two_stages(self, masks: int, needed: int) -> bool:
+        """Whether the head had better run apart on the few masks that turn out to be needed."""
+        return self.head + self.head_row * needed < self.head_row * masks
+
+
+def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
+    """The cost of this model here; from an earlier measurement where there is one."""
+    file = cache_folder() / "costs" / f"{_key(target, forward)}.json"
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text())
+        return Cost(tuple(kept.pop("rows")), tuple(kept.pop("seconds")), **kept)
+    except (OSError, ValueError, TypeError, KeyError):
+        cost, is_quiet = measure(forward)
+    if not is_quiet:
+        return cost
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        working = file.with_suffix(f".{os.getpid()}")
+        working.write_text(json.dumps({name: value for name, value in asdict(cost).items() if name != "table"}))
+        os.replace(working, file)
+    except OSError:
+        pass  # a disk that cannot be written costs two seconds at the next start
+    return cost
+
+
+def _key(target: Checkpoint, forward: TorchForward) -> str:
+    network, gate = forward.network, forward.gate
+    device = torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else _processor()
+    parts = (
+        target.fingerprint, network.dtype, device, torch.get_num_threads(), version("torch"), version("stridelm"),
+        few_rows.library() is not None, gate is not None and gate.k, _WIDTHS,
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    sequences: int
+    real: int
+    """Rows per sequence."""
+    masks: int = 0
+    context: int = _CONTEXT
+
+
+def measure(forward: TorchForward) -> tuple[Cost, bool]:
+    """Time steps of several shapes in turn, round after round, so that a slow moment of the machine hits all alike; and
+    whether the machine was quiet."""
+    context = min(_LONG_CONTEXT, forward.network.config.get_text_config().max_position_embeddings - 64)
+    short = min(_CONTEXT, context // 2)
+    shapes = {f"{width}": _Shape(1, width, context=short) for width in _WIDTHS}
+    shapes["long"] = _Shape(1, 8, context=context)
+    shapes["two"] = _Shape(2, 4, context=short)
+    if forward.gate is not None:
+        shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in (6, 14))
+    trial = TorchForward(forward.network, KVCache(2 * (context + 64)), forward.gate)
+    steps: dict[str, Callable[[], object]] = {name: _Trial(trial, shape) for name, shape in shapes.items()}
+    if forward.gate is not None:
+        gate, width = forward.gate, forward.network.config.get_text_config().hidden_size
+        hidden_XC = torch.zeros(8, width, device=forward.network.device, dtype=forward.network.dtype)
+        steps |= {"head": lambda: gate.score(hidden_XC[:1]), "head on 8": lambda: gate.score(hidden_XC)}
+    times, is_quiet = _time(steps, forward.network.device)
+    return _cost(times, context - short), is_quiet
+
+
+class _Trial:
+    """A step of one shape, on whatever the cache holds, again and again."""
+
+    def __init__(self, forward: TorchForward, shape: _Shape) -> None:
+        self.forward, self.shape = forward, shape
+        anchors = [ROOT] if shape.masks else []
+        block = make_block(shape.context, [1] * shape.real, anchors=anchors, masks=shape.masks)
+        self.rows = lay_out([block] * shape.sequences)
+
+    def __call__(self) -> None:
+        cache = self.forward.cache
+        tables: list[Table] = []
+        for _ in range(self.shape.sequences):
+            table = cache.open(self.shape.context + self.shape.real + self.shape.masks)
+            table.length = self.shape.context  # nothing was read: for timing, any keys will do
+            tables.append(table)
+        try:
+            self.forward(self.rows, tables)
+        finally:
+            for table in tables:
+                cache.free(table)
+
+
+def _time(steps: dict[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], bool]:
+    """Every step's time: among the quick ones of several rounds, since whatever disturbs only adds."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    started = time.perf_counter()
+    for number in range(_MOST + 1):  # the first warms up
+        for name, step in steps.items():
+            before = time.perf_counter()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if number:
+                times[name].append(time.perf_counter() - before)
+        if number and time.perf_counter() - started > _BUDGET:
+            break
+    quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
+    middle = sum(statistics.median(each) for each in times.values())
+    return quick, middle < _DISTURBED * sum(quick.values())
+
+
+def _cost(times: dict[str, float], further: int) -> Cost:
+    curve = [times[str(width)] for width in _WIDTHS]
+    plain = Cost(_WIDTHS, tuple(curve))
+    masks = mask_row = head = head_row = 0.0
+    if "masks" in times:
+        extra, more = (times[name] - plain(2 + rows) for name, rows in (("masks", 6), ("more masks", 14)))
+        mask_row = max(0.0, (more - extra) / 8)
+        masks = max(0.0, extra - 6 * mask_row)
+        head, head_row = times["head"], max(0.0, (times["head on 8"] - times["head"]) / 7)
+    return Cost(
+        _WIDTHS,
+        tuple(np.maximum.accumulate(curve).tolist()),
+        masks=masks,
+        mask_row=mask_row,
+        context=max(0.0, (times["long"] - plain(8)) / (8 * further)),
+        sequence=max(0.0, times["two"] - plain(8)),
+        head=head,
+        head_row=head_row,
+    )

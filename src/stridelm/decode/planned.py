@@ -1,0 +1,232 @@
+"""Verified drafts from whatever drafts there are, as many as pay: the policy behind `auto`, `self` and `ensemble`.
+
+Before a step every drafter proposes; the proposals become one tree, ranked by how often such nodes have stood; the
+planner decides how much of it is run and where masks hang. After the step the masks nearest to the path's end are kept
+as the chain that the next drafts come from.
+"""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stridelm.contracts import Drafter
+from stridelm.decode.autoregressive import decide_all, next_block, reads_on
+from stridelm.decode.cost import LARGEST, Cost
+from stridelm.decode.planner import Outlook, Plan, choose, gains
+from stridelm.decode.rates import DepthRates, Pace, Use
+from stridelm.draft.calibration import Calibration
+from stridelm.draft.mask import Chain, MaskDrafter
+from stridelm.draft.merge import merge
+from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
+from stridelm.verify import follow
+
+_MOST_ANCHORS = 8
+"""Chains of masks that the cache sets rows aside for."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one sequence."""
+
+    rates: DepthRates
+    chain: Chain | None = None
+    """The masks that its next drafts come from."""
+    proposed: list[DraftTree] = field(default_factory=list)
+    """What each drafter said before the step at hand, with its own scores."""
+    mask_tree: DraftTree = NO_DRAFT
+    """The one of these that the masks made, and how many of them were used up before."""
+    used: int = 0
+    rows: int = 1
+    """Of its latest block."""
+
+
+class Planned:
+    """Plans each sequence's block in the light of what the others of the batch take."""
+
+    def __init__(
+        self,
+        cost: Cost,
+        *,
+        masks: MaskDrafter | None = None,
+        k: int = 1,
+        drafters: tuple[Drafter, ...] = (),
+        nodes: int = 16,
+        tolerance: float = 0.0,
+        switches: bool = False,
+    ) -> None:
+        """`k` - 1 masks at most in a chain; `nodes`: the most drafts of a step; `switches`: drafters that do not earn
+        what they cost are asked only now and then."""
+        self.exact = tolerance == 0
+        self.cost, self.masks, self.drafters = cost, masks, drafters
+        self.nodes, self.tolerance = nodes, tolerance
+        self.longest = k - 1 if masks is not None else 0
+        self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
+        self.spare_rows = nodes + _MOST_ANCHORS * self.longest
+        self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
+        self.calibrations = {is_sampled: Calibration() for is_sampled in (False, True)}
+        self.rates = DepthRates(self.longest)
+        self.pace = Pace(cost(1))
+        self.uses = [Use() for _ in drafters] if switches else []
+        self.plans: Counter[tuple[int, int, int]] = Counter()
+        """(nodes, anchors, masks) -> how often."""
+        self._level_seconds = 0.0
+        self._states: dict[Sequence, _State] = {}
+
+    def plan(self, sequences: list[Sequence]) -> list[Block]:
+        started = time.perf_counter()
+        ready = [sequence for sequence in sequences if not reads_on(sequence)]
+        trees = self._draft(ready)
+        total = sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
+        blocks: list[Block] = []
+        for sequence in sequences:
+            if sequence not in trees:
+                blocks.append(next_block(sequence, layers=self.layers))
+                continue
+            state, tree = self._states[sequence], trees[sequence]
+            plan = choose(tree, self._outlook(sequence, state, total - state.rows, len(sequences)))
+            block = self._block(sequence, tree, plan)
+            total += len(block) - state.rows
+            state.rows = len(block)
+            self.plans[len(block.tree), len(block.mask_anchors), block.masks] += 1
+            blocks.append(block)
+        self.pace.planned(time.perf_counter() - started)
+        return blocks
+
+    def _block(self, sequence: Sequence, tree: DraftTree, plan: Plan) -> Block:
+        return next_block(
+            sequence,
+            tree.pruned(len(tree), plan.nodes),
+            anchors=plan.anchors,
+            masks=plan.masks if plan.anchors else 0,
+            defers_masks=self.cost.is_cheaper_in_two_stages(len(plan.anchors) * plan.masks, plan.masks),
+            layers=self.layers,
+        )
+
+    def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
+        """One tree for each, of what everyone proposes."""
+        for sequence in sequences:
+            state = self._states.setdefault(sequence, _State(self.rates.copy()))
+            state.proposed, state.mask_tree = [], NO_DRAFT
+        self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
+        for number, drafter in enumerate(self.drafters):
+            if sequences and (not self.uses or self.uses[number].is_due(self.pace.rate)):
+                started = time.perf_counter()
+                for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
+                    self._states[sequence].proposed.append(tree)
+                if self.uses:
+                    self.uses[number].asked((time.perf_counter() - started) / len(sequences))
+        return {
+            sequence: merge(self._states[sequence].proposed, self._calibration(sequence).accepted, self.nodes)
+            for sequence in sequences
+        }
+
+    def _draft_by_masks(self, sequences: list[Sequence]) -> None:
+        if self.masks is None or not sequences:
+            return
+        started = time.perf_counter()
+        chains = [chain for sequence in sequences if (chain := self._states[sequence].chain) is not None]
+        depth = max(chain.left for chain in chains)
+        trees = self.masks.draft(sequences, chains, depth=depth, floor=self._floor())
+        for sequence, chain, tree in zip(sequences, chains, trees, strict=True):
+            state = self._states[sequence]
+            state.mask_tree, state.used = tree, chain.used
+            state.proposed.append(tree)
+        levels = max((max(tree.depths) for tree in trees if len(tree)), default=0)
+        if levels:
+            self._level_seconds += 0.05 * ((time.perf_counter() - started) / levels - self._level_seconds)
+
+    def _floor(self) -> float:
+        """Nodes less likely to stand than this cannot pay for half their row."""
+        row = float(self.cost.table[9] - self.cost.table[1]) / 8
+        return min(0.5, max(0.005, 0.5 * self.pace.rate * row))
+
+    def _outlook(self, sequence: Sequence, state: _State, others: int, sequences: int) -> Outlook:
+        cost, rate = self.cost, self.pace.rate
+        pending = sequence.allowance
+        most = pending + self.nodes + (self.nodes + 1) * self.longest + 1
+        rows = np.minimum(others + np.arange(most), LARGEST)
+        seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
+        seconds += cost.sequence * (sequences - 1)
+        acceptance = state.rates.values()
+        row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
+        row_seconds = [float(each) + self._level_seconds for each in row_seconds]
+        left = [0.0]
+        if state.chain is not None:
+            old = gains(acceptance, row_seconds, rate, len(state.chain.hidden_DC))
+            left = [*old[state.chain.used + 1 :], 0.0]
+        return Outlook(
+            rate, seconds, pending, self.mask_options, cost.masks, cost.mask_row,
+            [gains(acceptance, row_seconds, rate, masks) for masks in self.mask_options], left,
+        )  # fmt: skip
+
+    def _calibration(self, sequence: Sequence) -> Calibration:
+        return self.calibrations[sequence.params.temperature > 0]
+
+    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+        started = time.perf_counter()
+        commits = decide_all(sequences, blocks, outputs, self.tolerance)
+        for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
+            if commit.tokens:
+                self._learn(sequence, commit)
+                self._renew(sequence, block, output, commit)
+        masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
+        context = sum(block.start for block in blocks) // len(blocks)
+        seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
+        self.pace.stepped(sum(len(commit.tokens) for commit in commits), seconds, time.perf_counter() - started)
+        return commits
+
+    def _learn(self, sequence: Sequence, commit: Commit) -> None:
+        """How the proposals did, whether they were run or not: the text is known as far as it was emitted."""
+        state, calibration = self._states[sequence], self._calibration(sequence)
+        for tree in state.proposed:
+            calibration.observe_text(tree, commit.tokens)
+        for use, drafter in zip(self.uses, self.drafters, strict=False):
+            use.brought(commit.sources.count(drafter.name))
+        if len(state.mask_tree):
+            known = state.mask_tree.pruned(len(commit.tokens), len(state.mask_tree))
+            for depth, stood in enumerate(_first_choices(known, follow(known, commit.tokens)), start=state.used):
+                state.rates.observe(depth, stood)
+                self.rates.observe(depth, stood)
+
+    def _renew(self, sequence: Sequence, block: Block, output: Output, commit: Commit) -> None:
+        """The chain that the next drafts come from: of the masks nearest to where the path ended, or the old one."""
+        state = self._states[sequence]
+        path = [ROOT, *(row - block.pending for row in commit.kept[block.pending :])]
+        nearest = max((place for place, node in enumerate(path) if node in block.mask_anchors), default=None)
+        if self.masks is None or commit.finish_reason is not None:
+            state.chain = None
+        elif nearest is not None:
+            assert output.hidden_WC is not None, "a step with masks gives hidden states"
+            rows = block.mask_outputs(path[nearest])
+            hidden_DC = output.hidden_WC[rows]
+            logits_DV = self.masks.gate.score(hidden_DC) if block.defers_masks else output.logits_WV[rows]
+            state.chain = Chain(logits_DV, hidden_DC)
+            self.masks.advance(state.chain, list(commit.tokens[nearest:]))
+        elif state.chain is not None:
+            self.masks.advance(state.chain, [sequence.tokens[-1], *commit.tokens])
+        if state.chain is not None and state.chain.left <= 0:
+            state.chain = None
+
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
+        for drafter in self.drafters:
+            drafter.observe(sequences, blocks, outputs, commits)
+
+    def release(self, sequence: Sequence) -> None:
+        self._states.pop(sequence, None)
+        for drafter in self.drafters:
+            drafter.release(sequence)
+
+
+def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:
+    """Along the path, level by level, whether the likeliest child stood, as far as there were children."""
+    stood: list[bool] = []
+    for node in (ROOT, *path):
+        children = [child for child, parent in enumerate(tree.parents) if parent == node]
+        if not children:
+            break
+        stood.append(max(children, key=lambda child: tree.scores[child]) in path)
+    return stood

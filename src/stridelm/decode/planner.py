@@ -1,0 +1,173 @@
+"""The planner: which drafts to verify, and where to hang masks, so that most tokens come out of a second.
+
+A step's block is worth the tokens it is expected to emit, and what its masks are expected to bring in the next step; it
+costs its time, at the going rate of tokens per second. The block with the largest difference wins, and one row alone is
+always among the candidates: where nothing pays, decoding is plain.
+
+    worth = 1 + sum of the path probabilities of its nodes
+              + sum over the places where the path may end: probability x what masks lying there bring next
+              - rate x seconds
+
+Masks that hang off an ancestor of the place where the path ends are of use, too: those for the tokens that have come
+since are skipped, and the sequential head reads these tokens instead. So are the masks of the step before.
+
+Shape letters: P places (the text's end, then the nodes), A sets of anchors, M numbers of masks.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+
+from stridelm.types import ROOT, DraftTree
+
+NEVER = 10**6
+"""The distance to an anchor that is not an ancestor."""
+_ALL_SETS = 5
+"""Up to so many places, every set of anchors is looked at; beyond, single ones, pairs, and the likeliest ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a plan is weighed with."""
+
+    rate: float
+    """Tokens per second that decoding makes as it goes."""
+    seconds: np.ndarray
+    """Of a step in which this sequence has so many rows, masks counted as real ones; never falling."""
+    pending: int
+    """Rows that the sequence has in any case."""
+    mask_options: tuple[int, ...] = ()
+    """How many masks a chain may have; empty where there are none to be had."""
+    mask_seconds: float = 0.0
+    """What having masks at all costs."""
+    mask_row_seconds: float = 0.0
+    """What a mask row costs beyond a real one."""
+    fresh: Items[Items[float]] = ()
+    """[option][tokens that came since its anchor] -> tokens that such masks add to the next step, net of their cost."""
+    left: Items[float] = (0.0,)
+    """[tokens accepted in this step] -> the same for masks that lie there already; the last holds for all beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    nodes: int
+    """The first so many of the tree."""
+    anchors: tuple[int, ...]
+    """Nodes, or ROOT, that masks hang off."""
+    masks: int
+    """Per anchor."""
+    worth: float
+
+
+def choose(tree: DraftTree, outlook: Outlook) -> Plan:
+    """The best plan. The tree's nodes stand in falling order of path probability, and its scores are probabilities."""
+    paths = path_probabilities(tree)
+    left_P = np.asarray(outlook.left)[np.minimum((0, *tree.depths), len(outlook.left) - 1)]
+    fresh_M = np.array([[*row, 0.0] for row in outlook.fresh])
+    most_to_come = max(0.0, float(left_P.max()), float(fresh_M.max(initial=0.0)))
+    best = Plan(0, (), 0, -np.inf)
+    emitted, ends_P = 1.0, np.zeros(len(tree) + 1)
+    ends_P[0] = 1.0
+    for nodes in range(len(tree) + 1):
+        if nodes:
+            parent, path = tree.parents[nodes - 1], paths[nodes - 1]
+            ends_P[nodes], emitted = path, emitted + path
+            ends_P[parent + 1] = max(0.0, ends_P[parent + 1] - path)
+        base = emitted - outlook.rate * outlook.seconds[outlook.pending + nodes]
+        plan = _anchored(tree.parents[:nodes], base, ends_P[: nodes + 1], left_P[: nodes + 1], fresh_M, outlook)
+        if plan.worth > best.worth:
+            best = plan
+        # No later plan takes less time, so none can be worth more than this.
+        if base + sum(paths[nodes:]) + most_to_come <= best.worth:
+            break
+    return best
+
+
+def path_probabilities(tree: DraftTree) -> list[float]:
+    """Per node, that it and all its ancestors stand."""
+    paths: list[float] = []
+    for parent, score in zip(tree.parents, tree.scores, strict=True):
+        paths.append(score * (1.0 if parent == ROOT else paths[parent]))
+    return paths
+
+
+def _anchored(
+    parents: tuple[int, ...], base: float, ends_P: np.ndarray, left_P: np.ndarray, fresh_M: np.ndarray, outlook: Outlook
+) -> Plan:
+    """The best anchors for these nodes; `base` is what they are worth without what masks bring."""
+    nodes = len(parents)
+    bare = Plan(nodes, (), 0, base + float(ends_P @ left_P))
+    if not outlook.mask_options:
+        return bare
+    masks_M1 = np.array(outlook.mask_options)[:, None]
+    sets_AP, since_AP, sizes_A = _anchor_sets(parents)
+    if nodes >= _ALL_SETS:
+        sets_AP = np.concatenate([sets_AP, _likeliest(ends_P)])
+        since_AP, sizes_A = _since(sets_AP, _distances(parents)), sets_AP.sum(axis=1)
+    brings_MAP = fresh_M[:, np.minimum(since_AP, fresh_M.shape[1] - 1)]
+    rows_MA = sizes_A * masks_M1
+    first = outlook.pending + nodes
+    seconds_MA = outlook.seconds[first + rows_MA] - outlook.seconds[first]
+    seconds_MA += outlook.mask_seconds + outlook.mask_row_seconds * rows_MA
+    worth_MA = np.maximum(brings_MAP, left_P) @ ends_P - outlook.rate * seconds_MA
+    option, top = np.unravel_index(int(worth_MA.argmax()), worth_MA.shape)
+    worth = base + float(worth_MA[option, top])
+    if worth <= bare.worth:
+        return bare
+    anchors = tuple(int(place) - 1 for place in np.flatnonzero(sets_AP[top]))
+    return Plan(nodes, anchors, outlook.mask_options[option], worth)
+
+
+@lru_cache(maxsize=4096)
+def _anchor_sets(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sets of places, how far each place lies from the nearest of a set that is among its ancestors, and their sizes.
+    Trees of the same shape come again and again."""
+    places = len(parents) + 1
+    most = places if places <= _ALL_SETS else 2
+    chosen = [each for size in range(1, most + 1) for each in combinations(range(places), size)]
+    sets_AP = np.zeros((len(chosen), places), dtype=bool)
+    for row, each in enumerate(chosen):
+        sets_AP[row, list(each)] = True
+    return sets_AP, _since(sets_AP, _distances(parents)), sets_AP.sum(axis=1)
+
+
+def _since(sets_AP: np.ndarray, distances_PP: np.ndarray) -> np.ndarray:
+    return np.where(sets_AP[:, :, None], distances_PP[None], NEVER).min(axis=1)
+
+
+@lru_cache(maxsize=4096)
+def _distances(parents: tuple[int, ...]) -> np.ndarray:
+    """[a][e]: how many tokens lie between an anchor and an end below it."""
+    places = len(parents) + 1
+    distances_PP = np.full((places, places), NEVER)
+    distances_PP[0, 0] = 0
+    for node, parent in enumerate(parents):
+        above_P = distances_PP[:, parent + 1]
+        distances_PP[:, node + 1] = np.where(above_P < NEVER, above_P + 1, NEVER)
+        distances_PP[node + 1, node + 1] = 0
+    return distances_PP
+
+
+def _likeliest(ends_P: np.ndarray) -> np.ndarray:
+    """Sets of the three likeliest ends, the four likeliest, ..., all."""
+    rank_P = np.empty(len(ends_P), dtype=int)
+    rank_P[np.argsort(-ends_P, kind="stable")] = np.arange(len(ends_P))
+    return rank_P[None, :] < np.arange(3, len(ends_P) + 1)[:, None]
+
+
+def gains(acceptance: Items[float], row_seconds: Items[float], rate: float, masks: int) -> list[float]:
+    """[tokens that came since] -> tokens that a chain of masks adds to the next step: the best length of draft, each
+    token worth the probability that all up to it stand, less the time of its row. `acceptance` is by depth of mask."""
+    found: list[float] = []
+    for since in range(len(acceptance) + 1):
+        best, worth, path = 0.0, 0.0, 1.0
+        for row, depth in enumerate(range(since, masks)):
+            path *= acceptance[depth]
+            worth += path - rate * row_seconds[row]
+            best = max(best, worth)
+        # What lies further back knows less: where the estimates say otherwise, few observations speak.
+        found.append(min([best, *found[-1:]]))
+    return found

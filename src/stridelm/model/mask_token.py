@@ -1,0 +1,56 @@
+"""Models that stand alone after their conversion: every weight was tuned, and an ordinary token asks what comes next.
+
+config.json names that token as `mask_token_id`. To the rest of StrideLM such a model has an adapter without low-rank
+parts, which embeds a mask at any depth as that token is embedded. That a row is a mask is carried with the row, so the
+token may stand in a prompt, too.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
+from stridelm.model.load import Checkpoint
+from stridelm.params import InputError
+from stridelm.settings import LARGEST_K
+
+_KEY = "mask_token_id"
+
+
+def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
+    """The adapter that stands for a model's own mask token; None where its config names none."""
+    network = checkpoint.network
+    token: Any = getattr(network.config, _KEY, None)
+    if token is None:
+        return None
+    if type(token) is not int or not 0 <= token < checkpoint.vocabulary:
+        raise InputError(
+            f"{checkpoint.name}: config.json has {token!r} for {_KEY}, but the model's tokens are 0 to "
+            f"{checkpoint.vocabulary - 1}: name the token that it was converted with, or leave the entry out"
+        )
+    masks = LARGEST_K - 1
+    embedding_1C = network.get_input_embeddings()(torch.tensor([token], device=network.device))
+    config = AdapterConfig(
+        base=checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        width=embedding_1C.shape[-1],
+        rank=0,
+        masks=masks,
+        mask_token=str(checkpoint.tokenizer.convert_ids_to_tokens(token)),
+        mask_token_id=token,
+        extends_vocabulary=False,
+        targets=(),
+        unadapted=(),
+        sequential_size=0,
+    )
+    return Adapter(config, {MASK_EMBEDDING: embedding_1C.expand(masks, -1)})
+
+
+def names_mask_token(folder: Path) -> bool:
+    """Whether a folder's config.json has an entry for a mask token; True, too, where only loading can tell."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(_KEY) is not None
+    except (OSError, ValueError, AttributeError):
+        return True
