@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,7 @@ def _root(
 @app.command()
 @with_settings
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input.")] = None,
     prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {_PROMPTS_HELP}")] = None,
     model: Model = DEFAULT_MODEL,
@@ -67,6 +69,10 @@ def generate(
         typer.Option(
             "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
         ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Decode as this file says, which `stridelm tune` wrote for the model."),
     ] = None,
     decode: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
@@ -88,11 +94,22 @@ def generate(
     """
     from stridelm import generate_command
 
+    if profile is not None:
+        _refuse_decoding_options(context)
     generate_command.run(
         generate_command.Request(
-            prompt, prompts, model, adapter, draft_model, decode, sampling, raw, race, json, batch, explain, load
+            prompt, prompts, model, adapter, draft_model, profile, decode, sampling, raw, race, json, batch, explain, load
         )
     )
+
+
+def _refuse_decoding_options(context: typer.Context) -> None:
+    """Also those that are given as they are by default: --profile would silently prevail."""
+    for each in fields(DecodeSettings):
+        source = context.get_parameter_source(each.name)
+        if source is not None and source.name == "COMMANDLINE":
+            name = f"--{each.name.replace('_', '-')}"
+            raise InputError(f"--profile says how to decode and does not go with {name}: leave one of them out")
 
 
 @app.command()
@@ -146,6 +163,46 @@ def acceptance(
 
     acceptance_command.run(
         acceptance_command.Request(model, adapter, prompts, max_tokens, batch, sequential_head, json, place)
+    )
+
+
+@app.command()
+@with_settings
+def tune(
+    prompts: Annotated[
+        Path, typer.Option("--prompts", help=f"What to tune for, the first 16 are used: {_PROMPTS_HELP}")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder for profile.json and frontier.png.")],
+    model: Model = DEFAULT_MODEL,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
+        ),
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option("--draft-model", help="A second model that may propose.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 96,
+    rounds: Annotated[int, typer.Option("--rounds", help="Measurements per prompt, after one to warm up.")] = 3,
+    agreement: Annotated[
+        float,
+        typer.Option(
+            "--agreement",
+            help="How much of the plain answer must come before the first other token, on average, 0 to 1; 1 chooses "
+            "among exact decoders only.",
+        ),
+    ] = 1.0,
+    load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Find the decoder and settings that are fastest for your prompts on this machine, for `generate --profile`.
+
+    \b
+    stridelm tune --prompts questions.jsonl --out tuned
+    stridelm generate --profile tuned/profile.json "Why is the sky blue?"
+    """
+    from stridelm import tune_command
+
+    tune_command.run(
+        tune_command.Request(prompts, out, model, adapter, draft_model, max_tokens, rounds, agreement, load)
     )
 
 

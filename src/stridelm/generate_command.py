@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.progress import track
 import stridelm
 from stridelm.api import LanguageModel, Prompt, may_have_masks
 from stridelm.params import InputError, SamplingParams
+from stridelm.profile import read_profile
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.race import run_race
 from stridelm.settings import LARGEST_K, DecodeSettings, LoadSettings
@@ -30,6 +31,8 @@ class Request:
     model: str
     adapter: str | None
     draft_model: str | None
+    profile: Path | None
+    """Takes the place of `decode`."""
     decode: DecodeSettings
     sampling: SamplingParams
     raw: bool
@@ -49,20 +52,33 @@ def run(request: Request) -> None:
         raise InputError("--batch needs several prompts: give them with --prompts")
     if request.explain and request.race:
         raise InputError("--explain is about one decoder and does not go with --race: leave one of them out")
+    fingerprint: str | None = None
+    if request.profile is not None:
+        decode, fingerprint = read_profile(request.profile)
+        request = replace(request, decode=decode)
     request.decode.check(
         has_draft=request.draft_model is not None,
         mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
     )
     if request.prompts is not None:
         lines = read_prompts(request.prompts)
-        _answer_all(_load(request), lines, request)
+        _answer_all(_load(request, fingerprint), lines, request)
     else:
         prompt = _one_prompt(request)
-        _answer(_load(request), prompt, request)
+        _answer(_load(request, fingerprint), prompt, request)
 
 
-def _load(request: Request) -> LanguageModel:
-    return stridelm.load(request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load)
+def _load(request: Request, fingerprint: str | None) -> LanguageModel:
+    """`fingerprint`: of the model that the profile was made for."""
+    model = stridelm.load(
+        request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load
+    )
+    if fingerprint not in (None, model.target.fingerprint):
+        raise InputError(
+            f"{request.profile}: was made for another model than {request.model}: load that one, or make a profile for "
+            "this one with `stridelm tune`"
+        )
+    return model
 
 
 def _answer(model: LanguageModel, prompt: str, request: Request) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from stridelm.contracts import Drafter
 from stridelm.decode.autoregressive import decide_all, next_block, reads_on
 from stridelm.decode.cost import LARGEST, Cost
+from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
 from stridelm.decode.rates import DepthRates, Pace, Use
 from stridelm.draft.calibration import Calibration
@@ -219,6 +220,10 @@ class Planned:
         self._states.pop(sequence, None)
         for drafter in self.drafters:
             drafter.release(sequence)
+
+    def explain(self) -> list[str]:
+        """What was chosen so far, and why."""
+        return explain(self.cost, self.pace, self.plans, self.calibrations)
 
 
 def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:

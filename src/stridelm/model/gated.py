@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from stridelm.model.adapter import Adapter
 from stridelm.model.few_rows import LowRankSum
-from stridelm.model.linear import PanelLinear, Part, StoredLinear, replace
+from stridelm.model.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
 from stridelm.model.llama_layer import LlamaLayer
 from stridelm.params import InputError
 from stridelm.types import Rows
@@ -56,6 +56,9 @@ class Gate:
         self.mask_embedding_DC = adapter.mask_embedding.to(network.device, network.dtype)
         head = adapter.sequential_head()
         self.sequential_head = None if head is None else head.to(network.device)
+        storage = best_storage(network.device, torch.float32)
+        if head is not None and storage is not None:
+            store_linears(head, storage)
         self.output_weight_VC = None if head is None else _output_weight(network)
         """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
         self.softcap: float | None = getattr(network.config.get_text_config(), "final_logit_softcapping", None)

@@ -25,7 +25,7 @@ class SequentialHead(nn.Module):
         nn.init.zeros_(self.write.weight)  # at first it changes nothing
 
     def start(self, chains: int) -> torch.Tensor:
-        return self.write.weight.new_zeros(chains, self.size)
+        return self.read.bias.new_zeros(chains, self.size)
 
     def forward(
         self, output_XC: torch.Tensor, before_XC: torch.Tensor, state_XS: torch.Tensor

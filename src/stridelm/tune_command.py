@@ -1,0 +1,346 @@
+"""`stridelm tune`: which decoder, with which settings, is best for a user's own prompts on this machine."""
+
+import io
+import os
+import shlex
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+import stridelm
+from stridelm.api import LanguageModel
+from stridelm.params import InputError, SamplingParams
+from stridelm.profile import FILE, Measured, label, write_profile
+from stridelm.prompts import PromptLine, read_prompts
+from stridelm.settings import DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
+from stridelm.train.files import write_bytes
+from stridelm.train.record import circumstances
+from stridelm.types import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_PROMPTS = 16
+PICTURE = "frontier.png"
+_EXACT_COLOUR, _LOSSY_COLOUR, _FRONTIER_COLOUR = "#0072b2", "#d55e00", "#009e73"  # Okabe and Ito's
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    prompts: Path
+    out: Path
+    model: str
+    adapter: str | None
+    draft_model: str | None
+    max_tokens: int
+    rounds: int
+    agreement: float
+    load: LoadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer of a candidate, beside the plain one to the same prompt in the same round."""
+
+    speed_up: float
+    tokens_per_second: float
+    tokens_per_forward: float
+    agreement: float
+    identical: bool
+    exact: bool
+
+
+def run(request: Request) -> None:
+    lines = _checked(request)
+    model = stridelm.load(
+        request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load
+    )
+    if len(lines) > MOST_PROMPTS:
+        print(f"{request.prompts}: the first {MOST_PROMPTS} of {len(lines)} prompts are used", file=sys.stderr)
+        lines = lines[:MOST_PROMPTS]
+    params = SamplingParams(max_tokens=request.max_tokens)
+    _check_prompts(model, lines, params)
+    settings = candidates(has_draft=model.draft is not None, mask_k=0 if model.gate is None else model.gate.k)
+    measured = measure(model, [line.prompt for line in lines], settings, params, request.rounds)
+    chosen = choose(measured, request.agreement)
+    request.out.mkdir(parents=True, exist_ok=True)
+    drawn = _draw(request.out / PICTURE, measured, chosen, request)
+    file = request.out / FILE
+    record = _record(request, model, len(lines))
+    write_profile(file, chosen.settings, model.target.fingerprint, measured, record)
+    print("\n".join(table(measured, chosen)))
+    if not drawn:
+        print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
+    given = {"--model": request.model, "--adapter": request.adapter, "--draft-model": request.draft_model}
+    needed = [part for option in given.items() if option[1] not in (None, DEFAULT_MODEL) for part in option]
+    print(f'\nuse it: {shlex.join(["stridelm", "generate", *map(str, needed), "--profile", str(file)])} "..."')
+
+
+def _checked(request: Request) -> list[PromptLine]:
+    """The prompts. What can be refused without a model is refused here."""
+    if not 2 <= request.max_tokens <= 2**20:
+        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
+    if not 1 <= request.rounds <= 1000:
+        raise InputError(f"--rounds must be between 1 and 1000, not {request.rounds}")
+    if not 0 <= request.agreement <= 1:
+        raise InputError(f"--agreement must be between 0 (any text) and 1 (the same text), not {request.agreement}")
+    place = next(each for each in (request.out, *request.out.absolute().parents) if each.exists())
+    if not place.is_dir():
+        raise InputError(f"{place}: is a file, so there can be no folder {request.out}: name another one")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{place}: may not be written to: name another folder")
+    return read_prompts(request.prompts)
+
+
+def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: SamplingParams) -> None:
+    """A bad prompt must not cost the measurements before it."""
+    for line in lines:
+        try:
+            model.stream(line.prompt, params, decoder=PLAIN).close()
+        except InputError as error:
+            raise InputError(f"{line.place}: {error}") from error
+
+
+def candidates(*, has_draft: bool, mask_k: int) -> list[DecodeSettings]:
+    """What is worth a try with what is loaded, plain decoding first. `mask_k` is 0 without masks."""
+    found = [DecodeSettings(PLAIN), DecodeSettings(), *(DecodeSettings(nodes=nodes) for nodes in (4, 8, 16))]
+    if mask_k:
+        found += [DecodeSettings("self", k=k) for k in sorted({3, 5, mask_k}) if k <= mask_k]
+    found += [DecodeSettings("ngram", k=k) for k in (4, 8)]
+    if has_draft:
+        found += [DecodeSettings("draft", k=k) for k in (4, 8)]
+    found += [DecodeSettings(tolerance=tolerance) for tolerance in (0.1, 0.3, 0.5, 0.7)]
+    if mask_k:
+        found += [DecodeSettings("adaptive", threshold=threshold) for threshold in (0.95, 0.9, 0.8, 0.6)]
+        found += [DecodeSettings("static", k=k) for k in (2, 3) if k <= mask_k]
+    return found
+
+
+def measure(
+    model: LanguageModel, prompts: list[Any], settings: list[DecodeSettings], params: SamplingParams, rounds: int
+) -> list[Measured]:
+    """Every candidate on every prompt, in turn, so that what disturbs the machine disturbs all of them alike.
+
+    `settings` begins with plain decoding. One more round goes before the others to warm up and is not counted.
+    """
+    samples: dict[DecodeSettings, list[Sample]] = defaultdict(list)
+    console = Console(stderr=True, highlight=False)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("", total=(1 + rounds) * len(prompts) * len(settings))
+        for number in range(1 + rounds):
+            what = f"round {number} of {rounds}" if number else "warming up"
+            for prompt in prompts:
+                plain: Result | None = None
+                for each in settings:
+                    progress.update(task, description=f"{what}, {label(each)}")
+                    result = model.generate(prompt, params, decoder=each)
+                    plain = plain or result
+                    if number:
+                        samples[each].append(compare(plain, result))
+                    progress.advance(task)
+    return [summarize(each, samples[each]) for each in settings]
+
+
+def compare(plain: Result, result: Result) -> Sample:
+    """Seconds per token are compared: the answer of a lossy decoder may be longer or shorter than the plain one."""
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain.token_ids, result.token_ids, strict=False))
+    )
+    return Sample(
+        speed_up=result.stats.tokens_per_second / plain.stats.tokens_per_second,
+        tokens_per_second=result.stats.tokens_per_second,
+        tokens_per_forward=result.stats.tokens_per_forward,
+        agreement=same / len(plain.token_ids),
+        identical=plain.token_ids == result.token_ids,
+        exact=result.exact,
+    )
+
+
+def summarize(settings: DecodeSettings, samples: list[Sample]) -> Measured:
+    speed_ups = [sample.speed_up for sample in samples]
+    # Quartiles need two values; of a single one all three are that one.
+    low, middle, high = statistics.quantiles(speed_ups * (1 + (len(samples) == 1)), n=4, method="inclusive")
+    return Measured(
+        settings=settings,
+        speed_up=middle,
+        low=low,
+        high=high,
+        tokens_per_second=statistics.median(sample.tokens_per_second for sample in samples),
+        tokens_per_forward=statistics.mean(sample.tokens_per_forward for sample in samples),
+        agreement=statistics.fmean(sample.agreement for sample in samples),
+        identical=statistics.fmean(sample.identical for sample in samples),
+        exact=all(sample.exact for sample in samples),
+    )
+
+
+def choose(measured: list[Measured], agreement: float) -> Measured:
+    """The fastest that agrees enough, or plain decoding, which comes first, where none is faster.
+
+    Agreement of 1 asks for a promise: a lossy decoder that kept to the text on these prompts may not on the next.
+    """
+    plain, *others = measured
+    allowed = [
+        each for each in others if each.agreement >= agreement and each.speed_up > 1 and (each.exact or agreement < 1)
+    ]
+    return max(allowed, key=lambda each: each.speed_up, default=plain)
+
+
+def frontier(measured: list[Measured]) -> list[Measured]:
+    """Those that none beats in both, from the lowest agreement to the highest."""
+    best: list[Measured] = []
+    for each in sorted(measured, key=lambda each: (each.agreement, each.speed_up), reverse=True):
+        if not best or each.speed_up > best[-1].speed_up:
+            best.append(each)
+    return best[::-1]
+
+
+def table(measured: list[Measured], chosen: Measured) -> list[str]:
+    """All candidates, the fastest first, as lines to print."""
+    width = max(len(label(each.settings)) for each in measured)
+    lines = [f"  {'decoder':<{width}}  speed-up  quartiles    tokens/s  per forward  agreement  identical  exact"]
+    for each in sorted(measured, key=lambda each: each.speed_up, reverse=True):
+        lines.append(
+            f"{'*' if each is chosen else ' '} {label(each.settings):<{width}}  {each.speed_up:>7.2f}x  "
+            f"{each.low:>4.2f} - {each.high:<4.2f}  {each.tokens_per_second:>8.1f}  {each.tokens_per_forward:>11.2f}  "
+            f"{each.agreement:>9.3f}  {each.identical:>9.3f}  {'yes' if each.exact else 'no'}"
+        )
+    return [*lines, f"* chosen: {label(chosen.settings)}"]
+
+
+def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, Any]:
+    """What the profile tells besides its settings."""
+    made = circumstances(model.target.network.device)
+    command, machine = made.pop("command"), made.pop("machine")
+    machine |= {"processor": _processor(), "threads": torch.get_num_threads()}
+    return {
+        "model": request.model,
+        "agreement": request.agreement,
+        "prompts": prompts,
+        "max_tokens": request.max_tokens,
+        "rounds": request.rounds,
+        "machine": machine | made | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
+        "command": command,
+    }
+
+
+def _processor() -> str | None:
+    """As Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _draw(file: Path, measured: list[Measured], chosen: Measured, request: Request) -> bool:
+    """Speed against agreement. Those that agree in full would hide each other and stand side by side instead.
+
+    False without matplotlib; then no older picture stays beside the new profile.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        file.unlink(missing_ok=True)
+        return False
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    axes = figure.subplots()
+    places = _places(measured)
+    for exact, marker, colour in ((True, "o", _EXACT_COLOUR), (False, "^", _LOSSY_COLOUR)):
+        part = [each for each in measured if each.exact == exact]
+        low, high = [each.speed_up - each.low for each in part], [each.high - each.speed_up for each in part]
+        where = [places[each.settings] for each in part], [each.speed_up for each in part]
+        name = "exact" if exact else "not exact"
+        axes.errorbar(*where, yerr=(low, high), fmt=marker, color=colour, elinewidth=0.8, capsize=2, label=name)
+    best = [(places[each.settings], each.speed_up) for each in frontier(measured)]
+    axes.plot(*zip(*best, strict=True), color=_FRONTIER_COLOUR, linewidth=1.2, zorder=1, label="frontier")
+    ring = {"s": 170, "facecolors": "none", "edgecolors": "black", "linewidths": 1.5, "zorder": 3}
+    axes.scatter([places[chosen.settings]], [chosen.speed_up], label=f"chosen: {label(chosen.settings)}", **ring)
+    axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_title(f"{Path(request.model).name}, {request.prompts.name}", fontsize=10)
+    axes.set(ylabel="speed-up over one token per forward (median, quartiles)")
+    axes.set_xlabel("agreement: part of the plain answer before the first other token")
+    _set_limits(axes, measured, places)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.draw_without_rendering()  # settles where things are, which labels look at
+    _label_points(axes, {label(each.settings): (places[each.settings], each) for each in measured})
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    write_bytes(file, picture.getvalue())
+    return True
+
+
+def _places(measured: list[Measured]) -> dict[DecodeSettings, float]:
+    """Where on the horizontal axis each stands: at its agreement, or beyond 1 in a row, the fastest first."""
+    full = sorted((each for each in measured if each.agreement == 1), key=lambda each: -each.speed_up)
+    span = 1.05 * max(0.02, 1 - min(each.agreement for each in measured))
+    row = {each.settings: 1 + span * (number + 1) / (len(full) + 1) for number, each in enumerate(full)}
+    return {each.settings: row.get(each.settings, each.agreement) for each in measured}
+
+
+def _set_limits(axes: "Axes", measured: list[Measured], places: dict[DecodeSettings, float]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    least = min(each.agreement for each in measured)
+    span = max(0.02, 1 - least)
+    right = 1 + 1.05 * span
+    axes.set_xlim(1 if least == 1 else least - 0.12 * span, right)
+    ticks = [tick for tick in MaxNLocator(6).tick_values(least, 1) if least - 0.1 * span <= tick < 1 - 0.04 * span]
+    middle = (1 + right) / 2
+    axes.set_xticks([*ticks, middle], [*(f"{tick:.3g}" for tick in ticks), "1 (side by side)"])
+    axes.axvspan(1, right, color="black", alpha=0.05, linewidth=0)
+    # The labels of those that agree in full stand upright above them.
+    tallest = max(each.high for each in measured if places[each.settings] > 1)
+    axes.set_ylim(0, max(1.1 * max(each.high for each in measured), tallest / 0.66))
+
+
+_DIRECTIONS = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
+_Box = tuple[float, float, float, float]
+
+
+def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> None:
+    """A name at every point: upright above those side by side, else where there is room, with a line back to it."""
+    scale = 72 / axes.figure.dpi  # from pixels to points, in which letters are measured
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return tuple(axes.transData.transform((x, y)) * scale)
+
+    ends = [(at(x, each.low), at(x, each.high)) for x, each in points.values()]
+    taken = [(low[0] - 4, low[1] - 4, high[0] + 4, high[1] + 4) for low, high in ends]
+    frame = (*at(axes.get_xlim()[0], 0), *at(1, axes.get_ylim()[1]))
+    text = {"textcoords": "offset points", "fontsize": 7.5}
+    for name, (x, each) in points.items():
+        if x > 1:
+            axes.annotate(name, (x, each.high), (0, 5), rotation=90, ha="center", va="bottom", **text)
+            continue
+        right, up, distance = _free_place(at(x, each.speed_up), 4.1 * len(name), frame, taken)
+        side = {1: "left", 0: "center", -1: "right"}[right]
+        back = {"arrowstyle": "-", "color": "grey", "linewidth": 0.5, "relpos": ((1 - right) / 2, 0.5)}
+        offset = (distance * right, distance * up)
+        axes.annotate(name, (x, each.speed_up), offset, ha=side, va="center", arrowprops=back if distance > 8 else None, **text)
+
+
+def _free_place(point: tuple[float, float], width: float, frame: _Box, taken: list[_Box]) -> tuple[int, int, int]:
+    """Right, up and distance from the point of the nearest place for a label of this width, which then is taken."""
+    for distance, (right, up) in product((8, 18, 30, 44, 60, 80, 105), _DIRECTIONS):
+        left, low = point[0] + distance * right - width * (1 - right) / 2, point[1] + distance * up - 4.5
+        box = (left, low, left + width, low + 9)
+        inside = frame[0] <= box[0] and box[2] <= frame[2] and frame[1] <= box[1] and box[3] <= frame[3]
+        if inside and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            return right, up, distance
+    return 1, 0, 8
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
