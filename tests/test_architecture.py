@@ -7,8 +7,8 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 LAYERS: list[str] = [
-    *("params", "types", "contracts", "settings", "profile", "prompts", "layout", "sampling", "verify", "model", "draft"),
-    *("decode", "engine", "train", "api", "race", "generate_command", "models_command", "train_command"),
+    *("params", "types", "contracts", "settings", "profile", "prompts", "layout", "sampling", "verify", "model"),
+    *("draft", "decode", "engine", "train", "api", "race", "generate_command", "models_command", "train_command"),
     *("acceptance_command", "tune_command", "cli_options", "cli"),
 ]
 """A module may import what stands before it."""

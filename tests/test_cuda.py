@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import stridelm
-from stridelm import LoadSettings, SamplingParams
+from stridelm import DecodeSettings, LoadSettings, SamplingParams
+from stridelm.decode.cost import measure
 from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.model.adapter import save_adapter
 from stridelm.model.load import load_checkpoint
@@ -43,14 +44,37 @@ def test_decoders_agree_with_plain_decoding_on_the_cpu(
         for device in ("cpu", "cuda")
     )
     expected = on_cpu.generate(prompts, SETTINGS[setting], decoder="autoregressive")
-    for decoder in ("autoregressive", "ngram", "draft", "self"):
+    for decoder in ("autoregressive", "ngram", "draft", "self", "ensemble", "auto"):
         results = on_gpu.generate(prompts, SETTINGS[setting], decoder=decoder)
         assert [result.token_ids for result in results] == [result.token_ids for result in expected]
         assert "cuda" in results[0].exact_to
 
 
+@pytest.mark.parametrize("decoder", [DecodeSettings("adaptive", threshold=0.3), DecodeSettings("static", k=3)], ids=str)
+def test_unverified_tokens_are_those_of_the_cpu(
+    decoder: DecodeSettings, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tiny_folder("llama")
+    save_adapter(tmp_path, random_adapter(load_tiny(folder)))
+    on_cpu, on_gpu = (
+        stridelm.load(str(folder), adapter=tmp_path, settings=LoadSettings(device=device, cache_tokens=4096)).generate(
+            ["abcabcabcabd", "x"], SamplingParams(max_tokens=40), decoder=decoder
+        )
+        for device in ("cpu", "cuda")
+    )
+    assert [result.token_ids for result in on_gpu] == [result.token_ids for result in on_cpu]
+
+
+def test_the_cost_of_a_forward_is_measured(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_folder("llama")
+    save_adapter(tmp_path, random_adapter(load_tiny(folder)))
+    model = stridelm.load(str(folder), adapter=tmp_path, settings=LoadSettings(device="cuda", cache_tokens=4096))
+    cost, _ = measure(model.engine.forward)
+    assert 0 < cost(1) <= cost(32)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("decoder", ["ngram", "self"])
+@pytest.mark.parametrize("decoder", ["ngram", "self", "auto"])
 def test_half_precision_runs(dtype: str, decoder: str, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = tiny_folder("mistral")
     save_adapter(tmp_path, random_adapter(load_tiny(folder)))

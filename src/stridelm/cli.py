@@ -96,11 +96,10 @@ def generate(
 
     if profile is not None:
         _refuse_decoding_options(context)
-    generate_command.run(
-        generate_command.Request(
-            prompt, prompts, model, adapter, draft_model, profile, decode, sampling, raw, race, json, batch, explain, load
-        )
+    request = generate_command.Request(
+        prompt, prompts, model, adapter, draft_model, profile, decode, sampling, raw, race, json, batch, explain, load
     )
+    generate_command.run(request)
 
 
 def _refuse_decoding_options(context: typer.Context) -> None:

@@ -132,8 +132,8 @@ def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
     console.out(f"speed-up {speed_up:.2f}x, answers {verdict} ({plain.exact_to})", style="bold")
     if as_json:
         report = {
-            "decoder": other.decoder, "identical": first is None, "first_difference": first,
-            "speed_up": round(speed_up, 4), "tokens": plain.stats.tokens, "forwards": other.stats.forwards,
+            "decoder": other.decoder, "exact": other.exact, "identical": first is None, "first_difference": first,
+            "speed_up": round(speed_up, 4), "tokens": other.stats.tokens, "forwards": other.stats.forwards,
             "tokens_per_forward": round(other.stats.tokens_per_forward, 4),
         }  # fmt: skip
         print(json.dumps(report), file=sys.stdout)

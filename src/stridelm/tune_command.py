@@ -82,9 +82,10 @@ def run(request: Request) -> None:
     print("\n".join(table(measured, chosen)))
     if not drawn:
         print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    given = {"--model": request.model, "--adapter": request.adapter, "--draft-model": request.draft_model}
-    needed = [part for option in given.items() if option[1] not in (None, DEFAULT_MODEL) for part in option]
-    print(f'\nuse it: {shlex.join(["stridelm", "generate", *map(str, needed), "--profile", str(file)])} "..."')
+    model_name = None if request.model == DEFAULT_MODEL else request.model
+    given = {"--model": model_name, "--adapter": request.adapter, "--draft-model": request.draft_model}
+    needed = [part for name, value in given.items() if value is not None for part in (name, value)]
+    print(f'\nuse it: {shlex.join(["stridelm", "generate", *needed, "--profile", str(file)])} "..."')
 
 
 def _checked(request: Request) -> list[PromptLine]:
@@ -263,7 +264,8 @@ def _draw(file: Path, measured: list[Measured], chosen: Measured, request: Reque
         name = "exact" if exact else "not exact"
         axes.errorbar(*where, yerr=(low, high), fmt=marker, color=colour, elinewidth=0.8, capsize=2, label=name)
     best = [(places[each.settings], each.speed_up) for each in frontier(measured)]
-    axes.plot(*zip(*best, strict=True), color=_FRONTIER_COLOUR, linewidth=1.2, zorder=1, label="frontier")
+    line = {"color": _FRONTIER_COLOUR, "linewidth": 1.2, "zorder": 1, "drawstyle": "steps-pre"}
+    axes.plot(*zip(*best, strict=True), label="frontier: the fastest that agrees so much or more", **line)
     ring = {"s": 170, "facecolors": "none", "edgecolors": "black", "linewidths": 1.5, "zorder": 3}
     axes.scatter([places[chosen.settings]], [chosen.speed_up], label=f"chosen: {label(chosen.settings)}", **ring)
     axes.axhline(1, color="grey", linewidth=0.8, linestyle=":")
@@ -327,7 +329,9 @@ def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> No
         side = {1: "left", 0: "center", -1: "right"}[right]
         back = {"arrowstyle": "-", "color": "grey", "linewidth": 0.5, "relpos": ((1 - right) / 2, 0.5)}
         offset = (distance * right, distance * up)
-        axes.annotate(name, (x, each.speed_up), offset, ha=side, va="center", arrowprops=back if distance > 8 else None, **text)
+        axes.annotate(
+            name, (x, each.speed_up), offset, ha=side, va="center", arrowprops=back if distance > 8 else None, **text
+        )
 
 
 def _free_place(point: tuple[float, float], width: float, frame: _Box, taken: list[_Box]) -> tuple[int, int, int]:

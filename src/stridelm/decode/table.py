@@ -51,9 +51,13 @@ class Loaded:
         return ModelDrafter(k or _DRAFT_K, forward, draft.context_length, draft.vocabulary, self.target.vocabulary)
 
 
-def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
+def _gate(loaded: Loaded) -> Gate:
     assert loaded.gate is not None, "DecodeSettings.check lets this pass only with masks"
-    return Adaptive(k_max, threshold, loaded.gate)
+    return loaded.gate
+
+
+def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
+    return Adaptive(k_max, threshold, _gate(loaded))
 
 
 def _planned(settings: DecodeSettings, loaded: Loaded, *, masks_only: bool = False, switches: bool = False) -> Policy:
@@ -84,7 +88,7 @@ _MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
     "adaptive": lambda settings, loaded: _adaptive(
         settings.k_max or _K_MAX, _THRESHOLD if settings.threshold is None else settings.threshold, loaded
     ),
-    "static": lambda settings, loaded: _adaptive(settings.k or _STATIC_K, 0.0, loaded),
+    "static": lambda settings, loaded: _adaptive(settings.k or min(_STATIC_K, _gate(loaded).k), 0.0, loaded),
 }
 
 

@@ -17,7 +17,6 @@ from stridelm.types import Sequence
 
 CANDIDATES = 256
 """The likeliest tokens of a mask, among which one is chosen: the whole vocabulary takes long to score."""
-_BELOW_ONE = 1 - 1e-6
 
 
 @torch.inference_mode()
@@ -37,21 +36,9 @@ def read_chain(
         if head is not None:
             before_1C = gate.embedding(torch.tensor(written[-1:], device=gate.device)).float()
             added_1C, state_1S = head(hidden_C[None].float(), before_1C, state_1S)
-            logits_V = _moved(gate, logits_V, candidates_N, added_1C[0])
+            moved_N = gate.moved(candidates_N, logits_V[candidates_N], added_1C[0])
+            logits_V = logits_V.scatter(0, candidates_N, moved_N)
         token = draw_among(candidates_N, logits_V, sequence, written)
         written.append(token)
         (probability,) = confidence(logits_V[None], [token])
         yield token, probability
-
-
-def _moved(gate: Gate, logits_V: torch.Tensor, candidates_N: torch.Tensor, added_C: torch.Tensor) -> torch.Tensor:
-    """The logits with what the sequential head adds to a mask's output, for the candidates alone."""
-    assert gate.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
-    rows_NC = gate.output_weight_VC[candidates_N]
-    added_N = (rows_NC @ added_C.to(rows_NC.dtype)).float()
-    logits_N, cap = logits_V[candidates_N], gate.softcap
-    if cap is None:
-        moved_N = logits_N + added_N
-    else:  # what is added lies before the cap (Gemma 2)
-        moved_N = cap * torch.tanh(torch.atanh((logits_N / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_N / cap)
-    return logits_V.scatter(0, candidates_N, moved_N)

@@ -18,8 +18,8 @@ _ROWS = 512
 """Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
 _FLOOR = 0.25
 """Drafting goes on while the whole draft stands with at least this chance, by the draft model's own word. One more
-token costs a pass of the draft model and a row of the target's, together about a quarter of a target's pass for a pair
-worth having (`bench/acceptance_and_speed.py`), and wins a token, that is a pass, with no more than this chance."""
+token wins a pass of the target with no more than that, and costs a pass of the draft model (published speed-ups imply
+0.12 of the target's: `bench/acceptance_and_speed.py`) and a row of the target's, on a CPU about as much again."""
 
 
 @dataclass(slots=True)

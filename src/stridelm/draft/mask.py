@@ -19,7 +19,6 @@ from stridelm.types import ROOT, DraftTree, Sequence
 CANDIDATES = 64
 """The likeliest tokens of each mask, among which its drafts are chosen: the whole vocabulary takes long to score."""
 NAME = "self"
-_BELOW_ONE = 1 - 1e-6
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class MaskDrafter:
                 sequence = sequences[bud.place]
                 tokens_N, logits_N = chains[bud.place].at(level)
                 if moved_XC is not None:
-                    logits_N = self._move(tokens_N, logits_N, moved_XC[number])
+                    logits_N = self.gate.moved(tokens_N, logits_N, moved_XC[number])
                 for token, score in self._likeliest(tokens_N, logits_N, sequence, bud.text):
                     if bud.path * score >= floor:
                         node = trees[bud.place].add(token, bud.node, score)
@@ -125,16 +124,6 @@ class MaskDrafter:
         state_XS = torch.cat([zero_1S if state is None else state for state in states])
         moved_XC, state_XS = head(hidden_XC, before_XC, state_XS)
         return moved_XC, list(state_XS.split(1))
-
-    def _move(self, tokens_N: torch.Tensor, logits_N: torch.Tensor, moved_C: torch.Tensor) -> torch.Tensor:
-        """The logits with what the sequential head adds to a mask's output, for these tokens alone."""
-        assert self.gate.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
-        rows_NC = self.gate.output_weight_VC[tokens_N]
-        added_N, cap = (rows_NC @ moved_C.to(rows_NC.dtype)).float(), self.gate.softcap
-        if cap is None:
-            return logits_N + added_N
-        # What is added lies before the cap (Gemma 2).
-        return cap * torch.tanh(torch.atanh((logits_N / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_N / cap)
 
     def _likeliest(
         self, tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: list[int]

@@ -41,8 +41,10 @@ class Scheduler:
         left = PREFILL_ROWS
         for sequence in self.running:
             pending = len(sequence.tokens) - sequence.cached
-            sequence.allowance = min(pending, left) if pending > 1 else pending
-            left -= sequence.allowance if pending > 1 else 0
+            # What was written goes in whole: an unverified decoder leaves several tokens pending.
+            is_prompt = pending > 1 and len(sequence.tokens) == sequence.prompt_length
+            sequence.allowance = min(pending, left) if is_prompt else pending
+            left -= sequence.allowance if is_prompt else 0
         # Sequences of one policy stand together, so that it plans and commits them at once.
         return sorted((s for s in self.running if s.allowance), key=lambda sequence: id(sequence.policy))
 

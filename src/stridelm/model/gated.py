@@ -43,6 +43,7 @@ class GatedPass:
     """What the output head could read; filled when it runs."""
 
 
+_BELOW_ONE = 1 - 1e-6
 _PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
 
 
@@ -83,6 +84,16 @@ class Gate:
         """The logits of rows whose scoring was deferred."""
         logits_XV = self.head(hidden_XC).float()
         return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
+
+    def moved(self, tokens_N: torch.Tensor, logits_N: torch.Tensor, added_C: torch.Tensor) -> torch.Tensor:
+        """The logits of these tokens once the sequential head has added something to a mask's output."""
+        assert self.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
+        rows_NC = self.output_weight_VC[tokens_N]
+        added_N, cap = (rows_NC @ added_C.to(rows_NC.dtype)).float(), self.softcap
+        if cap is None:
+            return logits_N + added_N
+        # What is added lies before the cap (Gemma 2).
+        return cap * torch.tanh(torch.atanh((logits_N / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_N / cap)
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
