@@ -148,8 +148,6 @@ def test_what_was_never_looked_at_moves_nothing() -> None:
     calibration, deep = Calibration(), DraftTree.chain([1, 2, 3], "s", [0.2, 0.9, 0.95])
     calibration.observe(deep, [])
     assert calibration.accepted("s", 0.95, 3) == pytest.approx(0.95, abs=1e-9)
-    fresh = Calibration().by_depth("s", 3)
-    assert calibration.by_depth("s", 3)[1:] == fresh[1:] and calibration.by_depth("s", 3)[0] < fresh[0]
 
 
 @pytest.mark.parametrize(("tokens", "looked_at", "accepted"), [((9,), 2, 0), ((1, 9), 4, 1), ((1, 3, 6), 5, 3)])
@@ -168,30 +166,3 @@ def test_what_comes_after_the_emitted_tokens_is_not_taken_for_refused() -> None:
     calibration.observe_text(DraftTree.chain([1, 2, 3], "s", [0.5, 0.5, 0.5]), [1, 2])
     assert calibration.snapshot()["s"]["looked_at"] == [1, 1, 0]
     assert calibration.accepted("s", 0.5, 3) > 0.5
-
-
-def test_rates_by_depth_start_from_a_falling_prior_and_find_the_truth() -> None:
-    calibration, chance = Calibration(), random.Random(3)
-    prior = calibration.by_depth("s", 4)
-    assert prior[0] == pytest.approx(0.7) and all(a > b > 0.5 for a, b in pairwise(prior))
-    truth = [0.9, 0.6, 0.8, 0.2]
-    for _ in range(1500):
-        path = []
-        for node, rate in enumerate(truth):
-            if chance.random() >= rate:
-                break
-            path.append(node)
-        calibration.observe(DraftTree.chain([1, 2, 3, 4], "s"), path)
-    assert calibration.by_depth("s", 4) == pytest.approx(truth, abs=0.12)
-    assert calibration.by_depth("s", 2) == calibration.by_depth("s", 4)[:2]
-    assert calibration.by_depth("s", 6)[4:] == Calibration().by_depth("s", 6)[4:]
-    assert calibration.by_depth("other", 4) == prior
-
-
-def test_siblings_are_one_trial_of_their_depth() -> None:
-    """Two guesses of which one always stands: the path always goes on, though half the nodes are refused."""
-    calibration = Calibration()
-    for number in range(200):
-        calibration.observe(DraftTree.of([1, 2], [ROOT, ROOT], "s", [0.5, 0.5]), [number % 2])
-    assert calibration.by_depth("s", 1)[0] > 0.95
-    assert calibration.accepted("s", 0.5, 1) == pytest.approx(0.5, abs=0.05)

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from fake_drafters import AlwaysRight, AlwaysWrong, FakeDrafter, SomewhereRight
 from reference import reference
 from stridelm.api import LanguageModel
-from stridelm.decode.autoregressive import Autoregressive
-from stridelm.decode.speculative import Speculative
-from stridelm.draft.calibration import Calibration
-from stridelm.draft.ensemble import EnsembleDrafter
+from stridelm.decode.cost import Cost
+from stridelm.decode.planned import Planned
 from stridelm.draft.merge import merge
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.params import SamplingParams
-from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
+from stridelm.types import NO_DRAFT, ROOT, DraftTree, Sequence
 from tiny import plain_network
 
 Tokens = tuple[int, ...]
@@ -137,64 +135,8 @@ def test_nothing_merged_is_nothing() -> None:
     assert merge([], taken_at_their_word, 8) == merge([NO_DRAFT, NO_DRAFT], taken_at_their_word, 8) == NO_DRAFT
 
 
-class Scripted:
-    """Proposes what it was told to, and notes what it is told."""
-
-    def __init__(self, name: str, trees: list[DraftTree], layers: tuple[int, ...] = ()) -> None:
-        self.name = name
-        self.layers = layers
-        self.trees = trees
-        self.heard: list[object] = []
-
-    def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
-        assert len(sequences) == len(self.trees)
-        return self.trees
-
-    def observe(
-        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
-    ) -> None:
-        self.heard.append((sequences, commits))
-
-    def release(self, sequence: Sequence) -> None:
-        self.heard.append(sequence)
-
-
-def sequence_of(tokens: list[int]) -> Sequence:
-    return Sequence(list(tokens), SamplingParams(), Autoregressive(), frozenset(), context_length=64)
-
-
-def test_an_ensemble_merges_hears_and_hands_on() -> None:
-    first = Scripted("first", [DraftTree.chain([1, 2], "first", [0.9, 0.9]), NO_DRAFT], layers=(3, 1))
-    second = Scripted("second", [DraftTree.chain([1, 5], "second", [0.95, 0.3])] * 2, layers=(1, 2))
-    calibration = Calibration()
-    ensemble = EnsembleDrafter([first, second], nodes=2, calibration=calibration)
-    sequences = [sequence_of([7]), sequence_of([8])]
-    trees = ensemble.propose(sequences)
-    assert ensemble.layers == (1, 2, 3)
-    assert [tree.tokens for tree in trees] == [(1, 2), (1, 5)]
-    assert trees[0].sources == ("second", "first")
-
-    # Of the first sequence 1 and 5 came, the latter in no row of the step; of the second something else altogether.
-    commits = [Commit(kept=(0, 1), tokens=(1, 5)), Commit(kept=(0,), tokens=(4,))]
-    ensemble.observe(sequences, [], [], commits)
-    seen = calibration.snapshot()
-    assert (seen["first"]["looked_at"], seen["first"]["accepted"]) == ([1, 1], [1, 0])
-    assert (seen["second"]["looked_at"], seen["second"]["accepted"]) == ([2, 1], [1, 1])
-    for member in (first, second):
-        assert member.heard == [(sequences, commits)]
-    ensemble.release(sequences[0])
-    assert first.heard[1:] == second.heard[1:] == [sequences[0]]
-
-    ensemble.observe(sequences, [], [], commits)
-    assert calibration.snapshot() == seen, "a proposal counts once"
-
-
-def test_a_sequence_that_ends_between_proposal_and_commit_is_forgotten() -> None:
-    ensemble = EnsembleDrafter([Scripted("one", [DraftTree.chain([1], "one")])], nodes=4, calibration=Calibration())
-    sequence = sequence_of([7])
-    ensemble.propose([sequence])
-    ensemble.release(sequence)
-    assert not ensemble._proposed
+FLAT = Cost((1,), (1.0,))
+"""Rows are free: all that there is room for is verified."""
 
 
 class Boaster(AlwaysWrong):
@@ -219,8 +161,8 @@ def test_an_ensemble_writes_the_same_text_and_learns_whom_to_trust(
         decision.token for decision in reference(plain_network(str(tiny_folder("llama"))), ids, params, frozenset())
     ]
     members = [fake({tuple(ids): expected}, k=4) for fake in fakes]
-    calibration = Calibration()
-    policy = Speculative(EnsembleDrafter([*members, NgramDrafter(4)], nodes=4, calibration=calibration))
+    policy = Planned(FLAT, drafters=(*members, NgramDrafter(4)), nodes=4)
+    calibration = policy.calibrations[params.temperature > 0]
     sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length)
     language_model.engine.add(sequence)
     while sequence.finish_reason is None:

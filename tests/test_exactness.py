@@ -249,6 +249,23 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
     assert texts[0] == texts[2] != texts[1]
 
 
+@pytest.mark.parametrize("setting", ["greedy", "temperature"])
+def test_drafts_that_are_right_but_not_run(
+    setting: str, tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path]
+) -> None:
+    """The draft model is the model itself, so it has read already what the model then says beyond the few nodes."""
+    target = tiny("llama")
+    model = LanguageModel(target, target, LoadSettings(cache_tokens=4096))
+    params = with_length(SETTINGS[setting], 32)
+    for text in PROMPTS:
+        ids = model.encode(text, raw=True)
+        expected = reference(plain_network(str(tiny_folder("llama"))), ids, params, target.eos_ids)
+        for nodes in (1, 2):
+            policy = model._policy(DecodeSettings("ensemble", k=8, nodes=nodes))
+            (tokens,) = answers(model, policy, [ids], params)
+            assert_same(f"{nodes} nodes, {setting}, {text!r}", expected, tokens)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_replay_takes_the_decisions_of_the_reference(
     setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]

@@ -145,7 +145,8 @@ def test_rows_that_are_nearly_free_are_used_and_dear_ones_are_not() -> None:
 
 
 def test_a_poor_drafter_is_not_used() -> None:
-    assert steady(CPU, 0.05) == Plan(0, (), 0, pytest.approx(steady(CPU, 0.05).worth))
+    plan = steady(CPU, 0.05)
+    assert (plan.nodes, plan.anchors) == (0, ())
 
 
 def test_masks_lie_where_the_path_probably_ends() -> None:

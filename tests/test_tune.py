@@ -10,11 +10,12 @@ import pytest
 
 from command_line import Call, Run, assert_refused
 from stridelm import tune_command
+from stridelm.frontier_picture import frontier
 from stridelm.model.adapter import save_adapter
 from stridelm.params import InputError
 from stridelm.profile import Measured, label, read_profile, write_profile
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
-from stridelm.tune_command import MOST_PROMPTS, Sample, candidates, choose, frontier, summarize
+from stridelm.tune_command import MOST_PROMPTS, Sample, candidates, choose, summarize
 from tiny import load_tiny, random_adapter
 
 TOKENS = 8

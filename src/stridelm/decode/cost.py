@@ -37,6 +37,8 @@ _MOST = 15
 """Rounds over all shapes."""
 _DISTURBED = 1.5
 """Where the middle round took so much longer than the quick ones, others used the machine: measure again next time."""
+_CHANGED = 1.4
+"""A kept measurement that is off by more than this is taken anew."""
 LARGEST = 1024
 """Rows up to which the curve is written out; beyond, it goes on as it ended."""
 
@@ -93,9 +95,12 @@ def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
     file = cache_folder() / "costs" / f"{_key(target, forward)}.json"
     try:
         kept: dict[str, Any] = json.loads(file.read_text())
-        return Cost(tuple(kept.pop("rows")), tuple(kept.pop("seconds")), **kept)
+        cost = Cost(tuple(kept.pop("rows")), tuple(kept.pop("seconds")), **kept)
+        if _still_holds(cost, forward):
+            return cost
     except (OSError, ValueError, TypeError, KeyError):
-        cost, is_quiet = measure(forward)
+        pass
+    cost, is_quiet = measure(forward)
     if not is_quiet:
         return cost
     try:
@@ -106,6 +111,20 @@ def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
     except OSError:
         pass  # a disk that cannot be written costs two seconds at the next start
     return cost
+
+
+def _still_holds(cost: Cost, forward: TorchForward) -> bool:
+    """Whether one row and eight take about what they took then: it may have been measured on a busy machine."""
+    trial = TorchForward(forward.network, KVCache(2 * _CONTEXT), forward.gate)
+    steps = {rows: _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
+    times: dict[int, list[float]] = {rows: [] for rows in steps}
+    for number in range(5):  # the first warms up
+        for rows, step in steps.items():
+            seconds = _timed(step, forward.network.device)
+            if number:
+                times[rows].append(seconds)
+    one, eight = (min(times[rows]) / cost(rows) for rows in (1, 8))
+    return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, eight / one))
 
 
 def _key(target: Checkpoint, forward: TorchForward) -> str:
@@ -184,17 +203,22 @@ def _time(steps: dict[str, Callable[[], object]], device: torch.device) -> tuple
     started = time.perf_counter()
     for number in range(_MOST + 1):  # the first warms up
         for name, step in steps.items():
-            before = time.perf_counter()
-            step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            seconds = _timed(step, device)
             if number:
-                times[name].append(time.perf_counter() - before)
+                times[name].append(seconds)
         if number and time.perf_counter() - started > _BUDGET:
             break
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
     return quick, middle < _DISTURBED * sum(quick.values())
+
+
+def _timed(step: Callable[[], object], device: torch.device) -> float:
+    before = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - before
 
 
 def _cost(times: dict[str, float], further: int) -> Cost:

@@ -126,7 +126,7 @@ class Planned:
     def _draft_by_masks(self, sequences: list[Sequence]) -> None:
         if self.masks is None or not sequences:
             return
-        started = time.perf_counter()
+        started, levels = time.perf_counter(), self.masks.levels
         chains = [chain for sequence in sequences if (chain := self._states[sequence].chain) is not None]
         depth = max(chain.left for chain in chains)
         trees = self.masks.draft(sequences, chains, depth=depth, floor=self._floor())
@@ -134,14 +134,15 @@ class Planned:
             state = self._states[sequence]
             state.mask_tree, state.used = tree, chain.used
             state.proposed.append(tree)
-        levels = max((max(tree.depths) for tree in trees if len(tree)), default=0)
+        levels = self.masks.levels - levels
         if levels:
-            self._level_seconds += 0.05 * ((time.perf_counter() - started) / levels - self._level_seconds)
+            per_level = (time.perf_counter() - started) / levels
+            self._level_seconds += 0.1 * (per_level - self._level_seconds)
 
     def _floor(self) -> float:
-        """Nodes less likely to stand than this cannot pay for half their row."""
+        """Nodes less likely to stand than this do not pay for their row and for being drafted."""
         row = float(self.cost.table[9] - self.cost.table[1]) / 8
-        return min(0.5, max(0.005, 0.5 * self.pace.rate * row))
+        return min(0.5, max(0.005, self.pace.rate * (row + self._level_seconds)))
 
     def _outlook(self, sequence: Sequence, state: _State, others: int, sequences: int) -> Outlook:
         cost, rate = self.cost, self.pace.rate

@@ -26,7 +26,7 @@ from stridelm.types import ROOT, DraftTree
 NEVER = 10**6
 """The distance to an anchor that is not an ancestor."""
 _ALL_SETS = 5
-"""Up to so many places, every set of anchors is looked at; beyond, single ones, pairs, and the likeliest ends."""
+"""Up to so many places, every set of anchors is looked at; beyond, single ones and the likeliest ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +103,7 @@ def _anchored(
     if not outlook.mask_options:
         return bare
     masks_M1 = np.array(outlook.mask_options)[:, None]
-    sets_AP, since_AP, sizes_A = _anchor_sets(parents)
-    if nodes >= _ALL_SETS:
-        sets_AP = np.concatenate([sets_AP, _likeliest(ends_P)])
-        since_AP, sizes_A = _since(sets_AP, _distances(parents)), sets_AP.sum(axis=1)
+    sets_AP, since_AP, sizes_A = _all_sets(parents) if nodes < _ALL_SETS else _likely_sets(parents, ends_P)
     brings_MAP = fresh_M[:, np.minimum(since_AP, fresh_M.shape[1] - 1)]
     rows_MA = sizes_A * masks_M1
     first = outlook.pending + nodes
@@ -121,17 +118,34 @@ def _anchored(
     return Plan(nodes, anchors, outlook.mask_options[option], worth)
 
 
+Sets = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Sets of places; how far each place lies from the nearest of a set that is among its ancestors; their sizes."""
+
+
 @lru_cache(maxsize=4096)
-def _anchor_sets(parents: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sets of places, how far each place lies from the nearest of a set that is among its ancestors, and their sizes.
-    Trees of the same shape come again and again."""
+def _all_sets(parents: tuple[int, ...]) -> Sets:
+    """All but the empty one. Small trees of the same shape come again and again."""
     places = len(parents) + 1
-    most = places if places <= _ALL_SETS else 2
-    chosen = [each for size in range(1, most + 1) for each in combinations(range(places), size)]
+    chosen = [each for size in range(1, places + 1) for each in combinations(range(places), size)]
     sets_AP = np.zeros((len(chosen), places), dtype=bool)
     for row, each in enumerate(chosen):
         sets_AP[row, list(each)] = True
     return sets_AP, _since(sets_AP, _distances(parents)), sets_AP.sum(axis=1)
+
+
+def _likely_sets(parents: tuple[int, ...], ends_P: np.ndarray) -> Sets:
+    """Single places, and the two likeliest ends, the three likeliest, ..., all."""
+    places, distances_PP = len(parents) + 1, _distances(parents)
+    order_P = np.argsort(-ends_P, kind="stable")
+    rank_P = np.empty(places, dtype=int)
+    rank_P[order_P] = np.arange(places)
+    counts = np.arange(2, places + 1)
+    nearest_PP = np.minimum.accumulate(distances_PP[order_P], axis=0)
+    return (
+        np.concatenate([np.eye(places, dtype=bool), rank_P[None, :] < counts[:, None]]),
+        np.concatenate([distances_PP, nearest_PP[1:]]),
+        np.concatenate([np.ones(places, dtype=int), counts]),
+    )
 
 
 def _since(sets_AP: np.ndarray, distances_PP: np.ndarray) -> np.ndarray:
@@ -149,13 +163,6 @@ def _distances(parents: tuple[int, ...]) -> np.ndarray:
         distances_PP[:, node + 1] = np.where(above_P < NEVER, above_P + 1, NEVER)
         distances_PP[node + 1, node + 1] = 0
     return distances_PP
-
-
-def _likeliest(ends_P: np.ndarray) -> np.ndarray:
-    """Sets of the three likeliest ends, the four likeliest, ..., all."""
-    rank_P = np.empty(len(ends_P), dtype=int)
-    rank_P[np.argsort(-ends_P, kind="stable")] = np.arange(len(ends_P))
-    return rank_P[None, :] < np.arange(3, len(ends_P) + 1)[:, None]
 
 
 def gains(acceptance: Items[float], row_seconds: Items[float], rate: float, masks: int) -> list[float]:

@@ -12,6 +12,7 @@ depth made the log-loss .511 where the curve alone has .510 and the bare score .
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from stridelm.types import ROOT, DraftTree
 from stridelm.verify import follow
@@ -26,12 +27,6 @@ _STRENGTH = 10.0
 """How many observations a knot's prior is worth."""
 _KEPT = 0.5 ** (1 / 300)
 """Of the past, per looked-at node: half is forgotten after 300, some hundred tokens, so that a new text is heard."""
-
-_DEPTH_PRIOR = 0.7
-_DEPTH_DECAY = 0.97
-"""What a level is expected to do before it was seen, and by how much less per level."""
-_DEPTH_STRENGTH = 6.0
-_DEPTH_KEPT = 0.5 ** (1 / 100)
 
 
 def _probability(log_odds: float) -> float:
@@ -103,26 +98,13 @@ def rising(means: list[float], weights: list[float]) -> list[float]:
     return [mean for mean, _, count in pools for _ in range(count)]
 
 
+@dataclass(slots=True)
 class _Level:
-    """One depth of one drafter's trees."""
+    """Nodes of one depth of one drafter's trees, over all time."""
 
-    def __init__(self, depth: int) -> None:
-        self.prior = _level_prior(depth)
-        self.drafted = self.looked_at = self.accepted = 0
-        """Nodes, over all time."""
-        self._trials = self._hits = 0.0
-
-    @property
-    def rate(self) -> float:
-        return (_DEPTH_STRENGTH * self.prior + self._hits) / (_DEPTH_STRENGTH + self._trials)
-
-    def observe(self, stood: bool) -> None:
-        self._trials = self._trials * _DEPTH_KEPT + 1
-        self._hits = self._hits * _DEPTH_KEPT + stood
-
-
-def _level_prior(depth: int) -> float:
-    return _DEPTH_PRIOR * _DEPTH_DECAY ** (depth - 1)
+    drafted: int = 0
+    looked_at: int = 0
+    accepted: int = 0
 
 
 class Calibration:
@@ -137,11 +119,6 @@ class Calibration:
         why it does not count."""
         curve = self._curves.get(source)
         return _within(score) if curve is None else curve(score)
-
-    def by_depth(self, source: str, depths: int) -> list[float]:
-        """Per depth, how often one of the drafter's nodes stands where it has any and the path has come so far."""
-        levels = self._levels.get(source, [])[:depths]
-        return [level.rate for level in levels] + [_level_prior(depth) for depth in range(len(levels) + 1, depths + 1)]
 
     def observe(self, tree: DraftTree, accepted: Collection[int]) -> None:
         """Learn from a tree with its drafters' own scores (not a merged one: those are estimates already).
@@ -158,7 +135,6 @@ class Calibration:
 
     def _learn(self, tree: DraftTree, accepted: frozenset[int], deepest: int) -> None:
         looks: dict[str, list[tuple[float, bool]]] = {}
-        tried: dict[_Level, bool] = {}
         for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
             level = self._level(tree.sources[node], depth)
             level.drafted += 1
@@ -168,27 +144,22 @@ class Calibration:
             level.looked_at += 1
             level.accepted += stood
             looks.setdefault(tree.sources[node], []).append((tree.scores[node], stood))
-            # Siblings are one trial of their level: where one of them stands the path goes on.
-            tried[level] = tried.get(level, False) or stood
         for source, scores in looks.items():
             self._curves.setdefault(source, _Curve()).observe(scores)
-        for level, stood in tried.items():
-            level.observe(stood)
 
     def _level(self, source: str, depth: int) -> _Level:
         levels = self._levels.setdefault(source, [])
         while len(levels) < depth:
-            levels.append(_Level(len(levels) + 1))
+            levels.append(_Level())
         return levels[depth - 1]
 
-    def snapshot(self) -> dict[str, dict[str, list[int] | list[float]]]:
-        """Per drafter, by depth: nodes drafted, looked at and accepted so far, and the running rate. Goes into JSON."""
+    def snapshot(self) -> dict[str, dict[str, list[int]]]:
+        """Per drafter, by depth: nodes drafted, looked at and accepted so far. Goes into JSON."""
         return {
             source: {
                 "drafted": [level.drafted for level in levels],
                 "looked_at": [level.looked_at for level in levels],
                 "accepted": [level.accepted for level in levels],
-                "rate": [round(level.rate, 3) for level in levels],
             }
             for source, levels in self._levels.items()
         }

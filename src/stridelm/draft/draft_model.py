@@ -129,7 +129,8 @@ class ModelDrafter:
         for sequence in sequences:
             draft = self._drafts.get(sequence)
             if draft is not None:
-                agreed = _agreement(draft.tokens[: draft.table.length], sequence.tokens)
+                # The last token is always read anew, to draw behind it: it may equal a draft that was never run.
+                agreed = _agreement(draft.tokens[: draft.table.length], sequence.tokens[:-1])
                 self.forward.cache.truncate(draft.table, agreed)
 
     def release(self, sequence: Sequence) -> None:

@@ -33,6 +33,8 @@ class Chain:
     """The sequential head's, after it has read what took these places."""
     candidates: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Depth -> likeliest tokens and their logits; found when they are needed."""
+    states: dict[tuple[int, ...], torch.Tensor | None] = field(default_factory=dict)
+    """Tokens read since the latest look -> the sequential head's state behind them, of what was drafted."""
 
     @property
     def left(self) -> int:
@@ -70,15 +72,21 @@ class MaskDrafter:
         """`branches`: the most children of a node, and the most nodes of a depth that get children."""
         self.gate = gate
         self.branches = branches
+        self.levels = 0
+        """Depths that were drafted so far, over all calls."""
 
     @torch.inference_mode()
     def advance(self, chain: Chain, tokens: list[int]) -> None:
         """The text has gone on: the first of these tokens stands before the chain's next mask, the last is the newest.
         Every one but the newest takes a mask's place."""
-        for token in tokens[:-1]:
-            if chain.left > 0:
+        known, places = chain.states, tuple(tokens[:-1])
+        for count, token in enumerate(places, start=1):
+            if places[:count] in known:
+                chain.state_1S = known[places[:count]]
+            elif chain.left > 0:
                 chain.state_1S = self._read([chain], 0, [token], [chain.state_1S])[1][0]
             chain.used += 1
+        chain.states = {}
 
     @torch.inference_mode()
     def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
@@ -93,20 +101,27 @@ class MaskDrafter:
             buds = [bud for bud in buds if level < chains[bud.place].left]
             if not buds:
                 break
+            self.levels += 1
             going = [chains[bud.place] for bud in buds]
             moved_XC, states = self._read(going, level, [bud.text[-1] for bud in buds], [bud.state_1S for bud in buds])
             children: list[_Bud] = []
-            for number, bud in enumerate(buds):
-                sequence = sequences[bud.place]
-                tokens_N, logits_N = chains[bud.place].at(level)
+            for place in sorted({bud.place for bud in buds}):
+                own = [number for number, bud in enumerate(buds) if bud.place == place]
+                chain, sequence = chains[place], sequences[place]
+                tokens_N, logits_N = chain.at(level)
+                logits_XN = logits_N.expand(len(own), -1)
                 if moved_XC is not None:
-                    logits_N = self.gate.moved(tokens_N, logits_N, moved_XC[number])
-                for token, score in self._likeliest(tokens_N, logits_N, sequence, bud.text):
-                    if bud.path * score >= floor:
-                        node = trees[bud.place].add(token, bud.node, score)
-                        if token not in sequence.eos_ids:
-                            path = bud.path * score
-                            children.append(_Bud(bud.place, node, [*bud.text, token], path, states[number]))
+                    logits_XN = self.gate.moved(tokens_N, logits_XN, moved_XC[own])
+                texts = [buds[number].text for number in own]
+                for number, choices in zip(own, self._likeliest(tokens_N, logits_XN, sequence, texts), strict=True):
+                    bud = buds[number]
+                    chain.states[tuple(bud.text[-1 - level :])] = states[number]
+                    for token, score in choices:
+                        path = bud.path * score
+                        if path >= floor:
+                            node = trees[place].add(token, bud.node, score)
+                            if token not in sequence.eos_ids:
+                                children.append(_Bud(place, node, [*bud.text, token], path, states[number]))
             buds = self._likeliest_buds(children)
         return [tree.whole() for tree in trees]
 
@@ -126,12 +141,19 @@ class MaskDrafter:
         return moved_XC, list(state_XS.split(1))
 
     def _likeliest(
-        self, tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: list[int]
-    ) -> list[tuple[int, float]]:
-        """The tokens that the target will most likely draw here, and how likely this is."""
-        scores_N = perturbed(tokens_N, logits_N, sequence, before)
-        best = scores_N.softmax(dim=-1).topk(min(self.branches, len(scores_N)))
-        return list(zip(tokens_N[best.indices].tolist(), best.values.tolist(), strict=True))
+        self, tokens_N: torch.Tensor, logits_XN: torch.Tensor, sequence: Sequence, texts: list[list[int]]
+    ) -> list[list[tuple[int, float]]]:
+        """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
+        if not sequence.params.is_plain_greedy:
+            scores = [
+                perturbed(tokens_N, logits_N, sequence, text) for logits_N, text in zip(logits_XN, texts, strict=True)
+            ]
+            logits_XN = torch.stack(scores)
+        best = logits_XN.softmax(dim=-1).topk(min(self.branches, len(tokens_N)))
+        return [
+            list(zip(tokens, scores, strict=True))
+            for tokens, scores in zip(tokens_N[best.indices].tolist(), best.values.tolist(), strict=True)
+        ]
 
     def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:
         """The few of each sequence that go on, in an order of their own: that of the sequences."""

@@ -85,15 +85,16 @@ class Gate:
         logits_XV = self.head(hidden_XC).float()
         return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
 
-    def moved(self, tokens_N: torch.Tensor, logits_N: torch.Tensor, added_C: torch.Tensor) -> torch.Tensor:
-        """The logits of these tokens once the sequential head has added something to a mask's output."""
+    def moved(self, tokens_N: torch.Tensor, logits: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
+        output."""
         assert self.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
         rows_NC = self.output_weight_VC[tokens_N]
-        added_N, cap = (rows_NC @ added_C.to(rows_NC.dtype)).float(), self.softcap
+        more, cap = (added.to(rows_NC.dtype) @ rows_NC.t()).float(), self.softcap
         if cap is None:
-            return logits_N + added_N
+            return logits + more
         # What is added lies before the cap (Gemma 2).
-        return cap * torch.tanh(torch.atanh((logits_N / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + added_N / cap)
+        return cap * torch.tanh(torch.atanh((logits / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + more / cap)
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
