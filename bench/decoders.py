@@ -2,8 +2,8 @@
 
     python bench/decoders.py [--tokens 128] [--rounds 5] [--json FILE] [--markdown bench/decoders.md]
 
-Plain decoding and `auto` take turns on every prompt, round after round; a ratio is that of two times of one prompt in one
-round. transformers takes part in the first three rounds, the other decoders in the first only. Prompts were not
+Plain decoding and `auto` take turns on every prompt, round after round; a ratio is that of two times of one prompt in
+one round. transformers takes part in the first three rounds, the other decoders in the first only. Prompts were not
 trained on. An answer may end before its tokens are used up; all that are exact end at the same place.
 """
 
@@ -252,8 +252,8 @@ def markdown(figures: dict[str, Any]) -> str:
         f"The built-in model, float32, greedy, one prompt at a time, up to {figures['tokens']} new tokens, prompts "
         f"that it was not trained on. {where['processor']}, {where['threads']} threads, torch {where['torch']}, "
         f"transformers {where['transformers']}, commit {where['commit']}, {where['date']}. Plain decoding "
-        f"and `auto` took {figures['rounds']} interleaved rounds, transformers {min(PEER_ROUNDS, figures['rounds'])} of "
-        "them, the others one.",
+        f"and `auto` took {figures['rounds']} interleaved rounds, transformers {min(PEER_ROUNDS, figures['rounds'])}, "
+        "the others one.",
         "",
         "## `auto`",
         "",
