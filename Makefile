@@ -11,7 +11,7 @@ help:
 	@echo "make demo       race one token at a time against several, on the built-in model"
 	@echo "make test       lint, types and tests"
 	@echo "make test-slow  the long checks, too"
-	@echo "make bench      our plain decoding against transformers' generate"
+	@echo "make bench      every decoder against plain decoding and transformers' generate; takes an hour"
 	@echo "make picture    draw docs/race.svg anew"
 	@echo "make tables     fill the tables of the docs from the settings and bench/results"
 	@echo "make clean      remove the virtual environment"
@@ -57,7 +57,9 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python bench/plain.py --json bench/results/plain.json --readme README.md
+	$(BIN)/python bench/decoders.py
+	$(BIN)/python bench/acceptance_and_speed.py --json bench/results/acceptance_and_speed.json
+	$(BIN)/python bench/coupling.py
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:

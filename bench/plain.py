@@ -1,6 +1,6 @@
 """Our decoding, plain and `auto`, against transformers' `generate`: same model, float32, interleaved in one process.
 
-    python bench/plain.py [--tokens 96] [--rounds 5] [--threads 2] [--json FILE] [--readme README.md]
+    python bench/plain.py [--tokens 96] [--rounds 5] [--threads 2] [--json FILE]
 
 Every subject writes the same number of tokens, so no answer may end early. The ratio is that of the times of one prompt
 in one round, and its median over all of them is what counts: the machine's own speed wanders more than that.
@@ -39,7 +39,6 @@ PROMPTS = {
     ),
 }
 SUBJECTS = ("transformers", "ours, plain", "ours, auto")
-MARKS = ("<!-- bench/plain.py -->", "<!-- end -->")
 
 
 def main() -> None:
@@ -48,16 +47,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all prompts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the figures there")
-    parser.add_argument("--readme", type=Path, help="also put the table between the marks in this file")
     options = parser.parse_args()
     figures = measure(options.tokens, options.rounds, options.threads)
     print(table(figures))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    if options.readme:
-        before, rest = options.readme.read_text().split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        options.readme.write_text(f"{before}{MARKS[0]}\n{table(figures)}\n{MARKS[1]}{after}")
 
 
 def subjects(tokens: int, threads: int) -> dict[str, Callable[[str], tuple[list[int], float]]]:

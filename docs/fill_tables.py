@@ -1,4 +1,4 @@
-"""Fill the tables of docs/training.md and README.md: settings from the code, figures from bench/results. `make tables`.
+"""Fill the tables of README.md and the docs: settings from the code, figures from bench/results. `make tables`.
 
 A table stands between two marks, `<!-- name -->` and `<!-- end name -->`; nobody types figures there.
 """
@@ -14,7 +14,7 @@ from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
-FILES = (ROOT / "docs" / "training.md", ROOT / "README.md")
+FILES = (ROOT / "docs" / "training.md", ROOT / "docs" / "decoding.md", ROOT / "README.md")
 
 
 def settings() -> str:
@@ -75,8 +75,56 @@ def speed() -> str:
     )
 
 
+def decoders() -> str:
+    """What `auto` does, for the README."""
+    figures = read("decoders.json")
+    bars, kinds, where = figures["bars"], figures["bars"]["by_kind"], figures["machine"]
+    slowest = min((kind for kind in kinds if kind != "noise"), key=lambda kind: kinds[kind]["mean"])
+    rows = [
+        ("maths questions", bars["maths_over_plain"], bars["maths_over_transformers"]),
+        ("twelve kinds of prompts, mean", bars["general_over_plain"], bars["general_over_transformers"]),
+        (f"the slowest of them, {slowest}", kinds[slowest]["mean"], None),
+        ("noise", kinds["noise"]["mean"], None),
+    ]
+    lines = ["| prompts | over one token at a time | over transformers' `generate` |", "|---|---|---|"]
+    lines += [f"| {name} | {plain:.2f}x | {f'{peer:.2f}x' if peer else ''} |" for name, plain, peer in rows]
+    lines.append(
+        f"\n`auto`, greedy, up to {figures['tokens']} tokens, {figures['rounds']} interleaved rounds; "
+        f"{bars['auto_identical_to_plain']} of {bars['auto_runs']} answers identical to plain decoding. "
+        f"{where['processor']}, {where['threads']} threads, float32, torch {where['torch']}, transformers "
+        f"{where['transformers']}, {where['date']}."
+    )
+    return "\n".join(lines)
+
+
+def dial() -> str:
+    """From exact to fast: means over the kinds of prompts."""
+    kinds = {kind: part for kind, part in read("decoders.json")["kinds"].items() if kind != "noise"}
+    names = ["autoregressive", "auto"]
+    names += [name for name in next(iter(kinds.values())) if name.startswith(("auto,", "adaptive", "static"))]
+    lines = ["| | tokens per forward | speed | agreement | log-likelihood |", "|---|---|---|---|---|"]
+    for name in names:
+        mean = {
+            field: sum(part[name][field] for part in kinds.values()) / len(kinds)
+            for field in ("tokens_per_forward", "speed_up", "agreement", "log_likelihood")
+        }
+        lines.append(
+            f"| {name} | {mean['tokens_per_forward']:.2f} | {mean['speed_up']:.2f}x | {mean['agreement']:.2f} | "
+            f"{mean['log_likelihood']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def coupling() -> str:
+    lines = ["| temperature | coupled drafts | argmax drafts |", "|---|---|---|"]
+    for temperature, entry in read("coupling.json")["tokens_per_forward"].items():
+        lines.append(f"| {temperature} | {entry['coupled']:.2f} | {entry['argmax']:.2f} |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
+    "decoders": decoders, "dial": dial, "coupling": coupling,
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class RolloutEngine:
         )
         self.temperatures_B = torch.zeros(places, device=self.device)
         self.all_places_B = torch.arange(places, device=self.device)
-        self._graphed = Graphed(self._decode, self.device)
+        self._graphed = Graphed(self._decode, self.network, self.device)
 
     @torch.inference_mode()
     def run(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, list[int]]]:

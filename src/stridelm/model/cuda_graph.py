@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 
 import torch
+from torch import nn
 
 _WARM_UP = 2
 """Calls that run as they are: they compile kernels and make lasting buffers, which a capture must not do."""
@@ -16,17 +17,19 @@ class Graphed:
     What the function changes in place must stay where it is; what it returns is valid until the next call.
     """
 
-    def __init__(self, function: Callable[..., torch.Tensor], device: torch.device) -> None:
+    def __init__(self, function: Callable[..., torch.Tensor], network: nn.Module, device: torch.device) -> None:
+        """`network` is what the function runs."""
         self.function = function
-        self.is_cuda = device.type == "cuda"
+        # Experts take rows by what these say: shapes that a graph cannot hold.
+        self.captures = device.type == "cuda" and not any(weight.dim() == 3 for weight in network.parameters())
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]] = {}
-        if self.is_cuda:
+        if self.captures:
             self._stream = torch.cuda.Stream(device)
             self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, key: Hashable, *tensors: torch.Tensor) -> torch.Tensor:
-        if not self.is_cuda:
+        if not self.captures:
             return self.function(*tensors)
         if key not in self._graphs:
             self._calls[key] += 1

@@ -61,7 +61,7 @@ class Trainer:
         self.measure = Measure(self.teacher, self.student)
         if on_gpu:
             compile_layers(self.teacher, self.student.network)
-        self.update = Graphed(self._update, self.teacher.device)
+        self.update = Graphed(self._update, self.teacher, self.teacher.device)
 
     def run(self) -> Tally:
         """Train to the last step, from the newest checkpoint if there is one; returns the last measurement."""
