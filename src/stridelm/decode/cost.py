@@ -14,13 +14,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from stridelm import __version__
 from stridelm.layout import lay_out, make_block
 from stridelm.model import few_rows
 from stridelm.model.builtin import cache_folder
@@ -131,7 +131,7 @@ def _key(target: Checkpoint, forward: TorchForward) -> str:
     network, gate = forward.network, forward.gate
     device = torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else _processor()
     parts = (
-        target.fingerprint, network.dtype, device, torch.get_num_threads(), version("torch"), version("stridelm"),
+        target.fingerprint, network.dtype, device, torch.get_num_threads(), torch.__version__, __version__,
         few_rows.library() is not None, gate is not None and gate.k, _WIDTHS,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
