@@ -57,9 +57,9 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python bench/decoders.py
 	$(BIN)/python bench/acceptance_and_speed.py --json bench/results/acceptance_and_speed.json
 	$(BIN)/python bench/coupling.py
+	$(BIN)/python bench/decoders.py
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:

@@ -1,6 +1,6 @@
 """Every decoder on every kind of prompt: the built-in model, float32, greedy, one prompt at a time; writes decoders.md.
 
-    python bench/decoders.py [--tokens 128] [--rounds 5] [--json FILE] [--markdown bench/decoders.md]
+    python bench/decoders.py [--tokens 128] [--rounds 5] [--json FILE] [--markdown bench/decoders.md] [--render]
 
 Plain decoding and `auto` take turns on every prompt, round after round; a ratio is that of two times of one prompt in
 one round. transformers takes part in the first three rounds, the other decoders in the first only. Prompts were not
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from acceptance_and_speed import table as relation_table
 from plain import machine
 from stridelm import DecodeSettings, LanguageModel, LoadSettings, Result, SamplingParams, load
 from stridelm.model.builtin import ensure_builtin
@@ -73,7 +74,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, default=HERE / "results" / "decoders.json")
     parser.add_argument("--markdown", type=Path, default=HERE / "decoders.md")
+    parser.add_argument("--render", action="store_true", help="measure nothing: write the Markdown from the JSON anew")
     options = parser.parse_args()
+    if options.render:
+        options.markdown.write_text(markdown(json.loads(options.json.read_text())))
+        return
     prompts = choose_prompts(options.maths)
     bench = Bench(options.tokens, options.threads)
     for round_number in range(options.rounds):
@@ -291,6 +296,16 @@ def markdown(figures: dict[str, Any]) -> str:
     ]
     for kind, decoders in figures["kinds"].items():
         lines += [_row(kind, name, figure) for name, figure in decoders.items()]
+    relation = HERE / "results" / "acceptance_and_speed.json"
+    if relation.is_file():
+        lines += [
+            "",
+            "## Acceptance, k and speed-up: the published relation",
+            "",
+            "A drafter of controlled acceptance on our engine (`python bench/acceptance_and_speed.py`).",
+            "",
+            relation_table(json.loads(relation.read_text())),
+        ]
     return "\n".join(lines) + "\n"
 
 
