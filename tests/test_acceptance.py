@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import stridelm
 from command_line import Call, assert_refused
 from counting import Conversion, answered, counting_prompts
+from every_node import self_at_every_node
 from stridelm import LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.engine.rollout import Prompt
@@ -20,7 +21,6 @@ from stridelm.model.adapter import save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import Student
-from stridelm.settings import DecodeSettings
 from stridelm.train.acceptance import Measure, Tally, Walk, total
 from stridelm.train.rollouts import Text
 from tiny import FAMILIES, load_tiny, random_adapter
@@ -111,7 +111,7 @@ def assert_engine_walks_alike(
     for prompt, text, tally in zip(prompts, texts, tallies, strict=True):
         words = str(model.target.tokenizer.decode(list(prompt.tokens)))
         params = SamplingParams(max_tokens=prompt.max_tokens)
-        result = model.generate(words, params, decoder=DecodeSettings("self", k=model.gate.k), raw=True)
+        result = model.generate(words, params, decoder=self_at_every_node(model, model.gate.k), raw=True)
         assert list(result.token_ids) == text.tokens[len(prompt.tokens) :].tolist()
         assert (result.stats.tokens, result.stats.forwards) == (tally.tokens, tally.forwards)
     return tallies
@@ -200,7 +200,8 @@ def test_the_command_counts_what_the_engine_needs(
         settings=LoadSettings(device="cpu", cache_tokens=1024),
     )
     params = SamplingParams(max_tokens=20)
-    stats = {words: model.generate(words, params, decoder=DecodeSettings("self", k=4)).stats for words in CATEGORIES}
+    settings = self_at_every_node(model, 4)
+    stats = {words: model.generate(words, params, decoder=settings).stats for words in CATEGORIES}
 
     def expected(*kinds: str | None) -> dict[str, Any]:
         chosen = [stats[words] for words, kind in CATEGORIES.items() if kind in kinds]
