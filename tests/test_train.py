@@ -97,7 +97,7 @@ def test_the_adapter_changes_no_answer(whole: Path, arguments: list[str]) -> Non
         for question in QUESTIONS[:3]:
             plain = model.generate(question, params, decoder=PLAIN)
             drafted = model.generate(question, params)
-            assert (drafted.decoder, drafted.token_ids) == ("self", plain.token_ids)
+            assert (drafted.decoder, drafted.token_ids) == ("auto", plain.token_ids)
 
 
 def test_the_answers_on_the_screen(train: Call) -> None:
