@@ -19,8 +19,9 @@ from stridelm.decode.adaptive import Adaptive
 from stridelm.model.adapter import save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.settings import LARGEST_K
-from stridelm.types import Rows, Sequence, Stride
+from stridelm.types import Sequence, Stride
 from tiny import load_tiny, plain_network, random_adapter
+from watching import watch_rows
 
 K_MAX = 5
 """More than the three masks that the adapters here were made for."""
@@ -299,19 +300,6 @@ def test_max_tokens_is_exact(
     assert (len(sequence.output), sequence.finish_reason) == (count, "length")
     # No mask asks for a token that there is no room for.
     assert [len(rows.mask_rows_M) for rows in seen] == [len(stride.tokens) - 1 for stride in strides[0]]
-
-
-def watch_rows(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[Rows]:
-    seen: list[Rows] = []
-    forward = model.engine.forward
-
-    def watched(rows: Rows, tables: list[Any]) -> Any:
-        seen.append(rows)
-        return forward(rows, tables)
-
-    watched.cache = forward.cache  # type: ignore[attr-defined]
-    monkeypatch.setattr(model.engine, "forward", watched)
-    return seen
 
 
 @pytest.mark.parametrize("prompt", [40, 46, 47])

@@ -21,8 +21,9 @@ from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.settings import DecodeSettings
-from stridelm.types import DraftTree, Rows, Sequence
+from stridelm.types import DraftTree, Sequence
 from tiny import load_tiny, plain_network, random_adapter
+from watching import watch_rows
 
 Converted = Callable[..., tuple[Checkpoint, Gate]]
 COSTS = {
@@ -203,19 +204,6 @@ def test_few_candidates_leave_the_rest_of_the_distribution(converted: Converted,
     for params in (banned, SamplingParams(max_tokens=20, temperature=1.0, top_p=0.9, seed=1)):
         plain = model.generate(TEXTS[0], params, decoder="autoregressive")
         assert model.generate(TEXTS[0], params, decoder="self").token_ids == plain.token_ids
-
-
-def watch_rows(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[Rows]:
-    seen: list[Rows] = []
-    forward = model.engine.forward
-
-    def watched(rows: Rows, tables: list[Any]) -> Any:
-        seen.append(rows)
-        return forward(rows, tables)
-
-    watched.cache = forward.cache  # type: ignore[attr-defined]
-    monkeypatch.setattr(model.engine, "forward", watched)
-    return seen
 
 
 @pytest.mark.parametrize("cache_tokens", [64, 80, 192, 208, 1024])

@@ -36,6 +36,10 @@ _PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, on
 Model = Annotated[
     str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
+]
 
 
 def _show_version(value: bool) -> None:
@@ -64,12 +68,7 @@ def generate(
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
     ] = None,
-    adapter: Annotated[
-        str | None,
-        typer.Option(
-            "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
-        ),
-    ] = None,
+    adapter: Adapter = None,
     profile: Annotated[
         Path | None,
         typer.Option("--profile", help="Decode as this file says, which `stridelm tune` wrote for the model."),
@@ -173,12 +172,7 @@ def tune(
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder for profile.json and frontier.png.")],
     model: Model = DEFAULT_MODEL,
-    adapter: Annotated[
-        str | None,
-        typer.Option(
-            "--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."
-        ),
-    ] = None,
+    adapter: Adapter = None,
     draft_model: Annotated[str | None, typer.Option("--draft-model", help="A second model that may propose.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 96,
     rounds: Annotated[int, typer.Option("--rounds", help="Measurements per prompt, after one to warm up.")] = 3,

@@ -80,13 +80,23 @@ def best_or_tolerated(scores_V: torch.Tensor, proposed: Items[int], tolerance: f
 
 def draw_among(tokens_N: torch.Tensor, logits_V: torch.Tensor, sequence: Sequence, before: Items[int]) -> int:
     """`draw` with all tokens but these left out: for drafts, which may be wrong and must be quick."""
+    return int(tokens_N[perturbed_among(tokens_N, logits_V[tokens_N], sequence, before).argmax()])
+
+
+def perturbed_among(
+    tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: Items[int]
+) -> torch.Tensor:
+    """`perturbed_scores`, were these all tokens. Where all of them are banned, what they have is as good as any."""
     params = sequence.params
-    scores_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
-    best = scores_N.max()
-    if params.temperature > 0 and best > -torch.inf:
-        noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
-        scores_N = keep_likely((scores_N - best) / params.temperature, params).double() + noise_N
-    return int(tokens_N[scores_N.argmax()])
+    if params.changes_logits:
+        size = max([int(tokens_N.max()), *before]) + 1
+        logits_V = logits_N.new_full((size,), -torch.inf).scatter(0, tokens_N, logits_N)
+        logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
+    best = logits_N.max()
+    if params.temperature == 0 or best == -torch.inf:
+        return logits_N
+    noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
+    return keep_likely((logits_N - best) / params.temperature, params).double() + noise_N
 
 
 def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int) -> torch.Tensor:

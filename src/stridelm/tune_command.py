@@ -18,6 +18,7 @@ from rich.progress import Progress
 import stridelm
 from stridelm.api import LanguageModel
 from stridelm.frontier_picture import draw
+from stridelm.model.processor import processor_entry
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import FILE, Measured, label, write_profile
 from stridelm.prompts import PromptLine, read_prompts
@@ -210,7 +211,7 @@ def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, A
     """What the profile tells besides its settings."""
     made = circumstances(model.target.network.device)
     command, machine = made.pop("command"), made.pop("machine")
-    machine |= {"processor": _processor(), "threads": torch.get_num_threads()}
+    machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}
     return {
         "model": request.model,
         "agreement": request.agreement,
@@ -220,12 +221,3 @@ def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, A
         "machine": machine | made | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "command": command,
     }
-
-
-def _processor() -> str | None:
-    """As Linux names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

@@ -9,12 +9,10 @@ A mask row costs more than a real one (its low-rank part); the curve is that of 
 import hashlib
 import json
 import os
-import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from stridelm.model.builtin import cache_folder
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache, Table
 from stridelm.model.load import Checkpoint
+from stridelm.model.processor import processor_entry
 from stridelm.types import ROOT
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -41,6 +40,8 @@ _CHANGED = 1.4
 """A kept measurement that is off by more than this is taken anew."""
 LARGEST = 1024
 """Rows up to which the curve is written out; beyond, it goes on as it ended."""
+
+Steps = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,33 +117,22 @@ def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
 def _still_holds(cost: Cost, forward: TorchForward) -> bool:
     """Whether one row and eight take about what they took then: it may have been measured on a busy machine."""
     trial = TorchForward(forward.network, KVCache(2 * _CONTEXT), forward.gate)
-    steps = {rows: _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
-    times: dict[int, list[float]] = {rows: [] for rows in steps}
-    for number in range(5):  # the first warms up
-        for rows, step in steps.items():
-            seconds = _timed(step, forward.network.device)
-            if number:
-                times[rows].append(seconds)
-    one, eight = (min(times[rows]) / cost(rows) for rows in (1, 8))
+    steps = {str(rows): _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
+    times = _rounds(steps, forward.network.device, most=4)
+    one, eight = (min(times[str(rows)]) / cost(rows) for rows in (1, 8))
     return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, eight / one))
 
 
 def _key(target: Checkpoint, forward: TorchForward) -> str:
     network, gate = forward.network, forward.gate
-    device = torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else _processor()
+    device = (
+        torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else processor_entry("model name")
+    )
     parts = (
         target.fingerprint, network.dtype, device, torch.get_num_threads(), torch.__version__, __version__,
         few_rows.library() is not None, gate is not None and gate.k, _WIDTHS,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +155,11 @@ def measure(forward: TorchForward) -> tuple[Cost, bool]:
     if forward.gate is not None:
         shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in (6, 14))
     trial = TorchForward(forward.network, KVCache(2 * (context + 64)), forward.gate)
-    steps: dict[str, Callable[[], object]] = {name: _Trial(trial, shape) for name, shape in shapes.items()}
+    steps: Steps = {name: _Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
         gate, width = forward.gate, forward.network.config.get_text_config().hidden_size
         hidden_XC = torch.zeros(8, width, device=forward.network.device, dtype=forward.network.dtype)
-        steps |= {"head": lambda: gate.score(hidden_XC[:1]), "head on 8": lambda: gate.score(hidden_XC)}
+        steps = {**steps, "head": lambda: gate.score(hidden_XC[:1]), "head on 8": lambda: gate.score(hidden_XC)}
     times, is_quiet = _time(steps, forward.network.device)
     return _cost(times, context - short), is_quiet
 
@@ -197,28 +187,29 @@ class _Trial:
                 cache.free(table)
 
 
-def _time(steps: dict[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], bool]:
+def _time(steps: Steps, device: torch.device) -> tuple[dict[str, float], bool]:
     """Every step's time: among the quick ones of several rounds, since whatever disturbs only adds."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    started = time.perf_counter()
-    for number in range(_MOST + 1):  # the first warms up
-        for name, step in steps.items():
-            seconds = _timed(step, device)
-            if number:
-                times[name].append(seconds)
-        if number and time.perf_counter() - started > _BUDGET:
-            break
+    times = _rounds(steps, device, most=_MOST)
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
     return quick, middle < _DISTURBED * sum(quick.values())
 
 
-def _timed(step: Callable[[], object], device: torch.device) -> float:
-    before = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - before
+def _rounds(steps: Steps, device: torch.device, *, most: int) -> dict[str, list[float]]:
+    """Every step's times, the steps taking turns, as many rounds as the budget has room for; the first warms up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    started = time.perf_counter()
+    for number in range(most + 1):
+        for name, step in steps.items():
+            before = time.perf_counter()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if number:
+                times[name].append(time.perf_counter() - before)
+        if number and time.perf_counter() - started > _BUDGET:
+            break
+    return times
 
 
 def _cost(times: dict[str, float], further: int) -> Cost:

@@ -37,8 +37,7 @@ class _State:
     proposed: list[DraftTree] = field(default_factory=list)
     """What each drafter said before the step at hand, with its own scores."""
     mask_tree: DraftTree = NO_DRAFT
-    """The one of these that the masks made, and how many of them were used up before."""
-    used: int = 0
+    """The one of these that the masks made."""
     rows: int = 1
     """Of its latest block."""
 
@@ -130,9 +129,9 @@ class Planned:
         chains = [chain for sequence in sequences if (chain := self._states[sequence].chain) is not None]
         depth = max(chain.left for chain in chains)
         trees = self.masks.draft(sequences, chains, depth=depth, floor=self._floor())
-        for sequence, chain, tree in zip(sequences, chains, trees, strict=True):
+        for sequence, tree in zip(sequences, trees, strict=True):
             state = self._states[sequence]
-            state.mask_tree, state.used = tree, chain.used
+            state.mask_tree = tree
             state.proposed.append(tree)
         levels = self.masks.levels - levels
         if levels:
@@ -186,9 +185,10 @@ class Planned:
             calibration.observe_text(tree, commit.tokens)
         for use, drafter in zip(self.uses, self.drafters, strict=False):
             use.brought(commit.sources.count(drafter.name))
-        if len(state.mask_tree):
+        if state.chain is not None:  # still the one that the tree was grown from
             known = state.mask_tree.pruned(len(commit.tokens), len(state.mask_tree))
-            for depth, stood in enumerate(_first_choices(known, follow(known, commit.tokens)), start=state.used):
+            first = state.chain.used
+            for depth, stood in enumerate(_first_choices(known, follow(known, commit.tokens)), start=first):
                 state.rates.observe(depth, stood)
                 self.rates.observe(depth, stood)
 

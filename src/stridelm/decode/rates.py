@@ -21,8 +21,6 @@ class DepthRates:
         self._priors = priors or [_PRIOR] * depths
         self._stood = [0.0] * depths
         self._seen = [0.0] * depths
-        self.counts = [[0, 0] for _ in range(depths)]
-        """Stood, seen; nothing forgotten."""
 
     def copy(self) -> "DepthRates":
         """For a new text: the same rates, as priors."""
@@ -34,8 +32,6 @@ class DepthRates:
         self._seen = [keep * each for each in self._seen]
         self._stood[depth] += stood
         self._seen[depth] += 1
-        self.counts[depth][0] += stood
-        self.counts[depth][1] += 1
 
     def values(self) -> list[float]:
         expected = sum(prior * seen for prior, seen in zip(self._priors, self._seen, strict=True))

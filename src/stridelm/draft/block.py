@@ -33,9 +33,8 @@ def read_chain(
         # Penalised ones: nobody checks these tokens, so a bias must reach those that are unlikely without it.
         scores_V = penalise(logits_V, sequence.params, written, sequence.prompt_length)
         candidates_N = scores_V.topk(min(CANDIDATES, len(scores_V)), sorted=False).indices
-        if head is not None:
-            before_1C = gate.embedding(torch.tensor(written[-1:], device=gate.device)).float()
-            added_1C, state_1S = head(hidden_C[None].float(), before_1C, state_1S)
+        if state_1S is not None:
+            added_1C, state_1S = gate.read(hidden_C[None], written[-1:], state_1S)
             moved_N = gate.moved(candidates_N, logits_V[candidates_N], added_1C[0])
             logits_V = logits_V.scatter(0, candidates_N, moved_N)
         token = draw_among(candidates_N, logits_V, sequence, written)

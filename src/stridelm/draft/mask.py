@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from stridelm.model.gated import Gate
-from stridelm.sampling import gumbel_of, keep_likely, penalise
+from stridelm.sampling import perturbed_among
 from stridelm.types import ROOT, DraftTree, Sequence
 
 CANDIDATES = 64
@@ -130,14 +130,12 @@ class MaskDrafter:
     ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
         """What the sequential head adds to the masks so many places on once it has read the token before each, and its
         states."""
-        head = self.gate.sequential_head
-        if head is None:
+        if self.gate.sequential_head is None:
             return None, states
-        hidden_XC = torch.stack([chain.hidden_DC[chain.used + level] for chain in chains]).float()
-        before_XC = self.gate.embedding(torch.tensor(before, device=self.gate.device)).float()
-        zero_1S = torch.zeros(1, head.size, device=self.gate.device)
+        hidden_XC = torch.stack([chain.hidden_DC[chain.used + level] for chain in chains])
+        zero_1S = self.gate.sequential_head.start(1)
         state_XS = torch.cat([zero_1S if state is None else state for state in states])
-        moved_XC, state_XS = head(hidden_XC, before_XC, state_XS)
+        moved_XC, state_XS = self.gate.read(hidden_XC, before, state_XS)
         return moved_XC, list(state_XS.split(1))
 
     def _likeliest(
@@ -146,7 +144,8 @@ class MaskDrafter:
         """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
         if not sequence.params.is_plain_greedy:
             scores = [
-                perturbed(tokens_N, logits_N, sequence, text) for logits_N, text in zip(logits_XN, texts, strict=True)
+                perturbed_among(tokens_N, logits_N, sequence, text)
+                for logits_N, text in zip(logits_XN, texts, strict=True)
             ]
             logits_XN = torch.stack(scores)
         best = logits_XN.softmax(dim=-1).topk(min(self.branches, len(tokens_N)))
@@ -162,20 +161,6 @@ class MaskDrafter:
             own = sorted((bud for bud in buds if bud.place == place), key=lambda bud: -bud.path)
             kept += own[: self.branches]
         return kept
-
-
-def perturbed(tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: list[int]) -> torch.Tensor:
-    """The scores whose largest a draw would take, were these all tokens: logits at temperature 0, with noise above."""
-    params = sequence.params
-    if params.changes_logits:
-        size = max(int(tokens_N.max()), *before) + 1
-        logits_V = logits_N.new_full((size,), -torch.inf).scatter(0, tokens_N, logits_N)
-        logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
-    best = logits_N.max()
-    if params.temperature == 0 or best == -torch.inf:
-        return logits_N
-    noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
-    return keep_likely((logits_N - best) / params.temperature, params).double() + noise_N
 
 
 class _Growing:

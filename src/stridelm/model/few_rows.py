@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from stridelm.model.builtin import cache_folder
+from stridelm.model.processor import processor_entry
 
 log = logging.getLogger("stridelm")
 SOURCE = Path(__file__).parent / "native" / "few_rows.cpp"
@@ -48,9 +49,8 @@ def _reason(error: Exception) -> str:
 
 def _compiled(compiler: str) -> Path:
     """The shared object for this source, compiler and processor."""
-    processor = Path("/proc/cpuinfo")
-    flags = next((line for line in processor.read_text().splitlines() if line.startswith("flags")), "")
-    key = hashlib.sha256("\n".join((SOURCE.read_text(), compiler, *_FLAGS, flags)).encode()).hexdigest()[:16]
+    parts = (SOURCE.read_text(), compiler, *_FLAGS, processor_entry("flags"))
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     made = cache_folder() / "native" / f"few_rows-{key}.so"
     if not made.is_file():
         made.parent.mkdir(parents=True, exist_ok=True)

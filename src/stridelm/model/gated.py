@@ -85,6 +85,15 @@ class Gate:
         logits_XV = self.head(hidden_XC).float()
         return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
 
+    def read(
+        self, hidden_XC: torch.Tensor, before: list[int], state_XS: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known,
+        and its states."""
+        assert self.sequential_head is not None
+        before_XC = self.embedding(torch.tensor(before, device=self.device)).float()
+        return self.sequential_head(hidden_XC.float(), before_XC, state_XS)
+
     def moved(self, tokens_N: torch.Tensor, logits: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
         output."""

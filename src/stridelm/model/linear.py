@@ -12,13 +12,12 @@ Layers that read the same input (query, key, value; gate, up) are stored as one 
 divides evenly among threads.
 """
 
-from pathlib import Path
-
 import torch
 from torch import nn
 
 from stridelm.model import few_rows
 from stridelm.model.few_rows import PanelProduct
+from stridelm.model.processor import processor_entry
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -107,7 +106,7 @@ def best_storage(device: torch.device, dtype: torch.dtype) -> type[StoredLinear]
         return None
     if few_rows.library() is not None:
         return PanelLinear
-    if torch.backends.mkl.is_available() and _is_intel():
+    if torch.backends.mkl.is_available() and processor_entry("vendor_id") == "GenuineIntel":
         return TransposedLinear
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return PackedLinear
@@ -182,10 +181,3 @@ def _joined_weight(linears: list[nn.Linear]) -> torch.Tensor:
 def _joined_bias(linears: list[nn.Linear]) -> torch.Tensor | None:
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     return torch.cat(biases) if biases else None
-
-
-def _is_intel() -> bool:
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
