@@ -174,7 +174,7 @@ def test_a_layer_of_another_size_is_refused(family: str, tiny: Callable[..., Che
 
 
 def test_round_trip(tmp_path: Path, tiny: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stridelm.model.adapter.SHARD_BYTES", 2000)
+    monkeypatch.setattr("stridelm.model.parts.SHARD_BYTES", 2000)
     adapter = random_adapter(tiny("llama"))
     save_adapter(tmp_path, adapter)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
