@@ -50,13 +50,12 @@ def main() -> None:
         started = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             trainer = Trainer(checkpoint, rollouts, settings, Path(folder), lambda entry: None)
-            tally = trainer.run()
+            measured = trainer.run().entry
         results.append(
             {
                 "changes": changes,
                 "steps": settings.steps,
-                "tokens_per_forward": round(tally.tokens_per_forward, 4),
-                "acceptance": [round(rate, 4) for rate in tally.acceptance],
+                **measured,
                 "seconds": round(time.perf_counter() - started, 1),
             }
         )

@@ -21,8 +21,9 @@ from stridelm.model.adapter import save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import Student
-from stridelm.train.acceptance import Measure, Tally, Walk, total
+from stridelm.train.acceptance import MaskReader, Measure, Tally, Walk, total
 from stridelm.train.rollouts import Text
+from stridelm.train.trainer import Trainer
 from tiny import FAMILIES, load_tiny, random_adapter
 
 Counting = Callable[..., Conversion]
@@ -97,6 +98,11 @@ def test_tallies_add_up() -> None:
     assert (Tally().tokens_per_forward, Tally().acceptance) == (0, [])
 
 
+def measure_of(trainer: Trainer) -> Measure:
+    assert trainer.conversion.measure is not None
+    return trainer.conversion.measure
+
+
 def tallies_of(measure: Measure, texts: list[Text]) -> list[Tally]:
     """In the texts' own order."""
     found = {id(text): tally for text, tally in measure(texts)}
@@ -132,7 +138,8 @@ def test_the_engine_takes_the_same_walk_with_a_random_adapter(
     checkpoint = trainable(family)
     model = LanguageModel(target, None, LoadSettings(cache_tokens=4096), gate)
     prompts = [Prompt(tuple(model.encode(words, raw=True)), 16) for words in TEXTS]
-    measure = Measure(checkpoint.network, Student.of(checkpoint.network, random_adapter(target)))
+    student = Student.of(checkpoint.network, random_adapter(target))
+    measure = Measure(MaskReader(checkpoint.network, student))
     assert_engine_walks_alike(model, measure, prompts, answered(checkpoint, prompts))
 
 
@@ -146,7 +153,7 @@ def test_the_engine_takes_the_same_walk_with_a_trained_adapter(family: str, coun
     prompts = [*counting_prompts(6), *counting_prompts(6, 8)]
     prompts += [Prompt(tuple(model.encode(words)), 12) for words in TEXTS]
     texts = answered(conversion.checkpoint, prompts)
-    whole = total(assert_engine_walks_alike(model, conversion.trainer.measure, prompts, texts))
+    whole = total(assert_engine_walks_alike(model, measure_of(conversion.trainer), prompts, texts))
     assert whole.tokens_per_forward > 1.5
     assert 0 < whole.accepted[0] < whole.reached[0] and whole.accepted[-1] > 0
     assert {text.tokens[-1] in target.eos_ids for text in texts} == {True, False}
@@ -156,10 +163,10 @@ def test_it_does_not_matter_which_texts_are_measured_together(
     counting: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = counting().trainer
-    together = tallies_of(trainer.measure, trainer.held_out)
+    together = tallies_of(measure_of(trainer), trainer.held_out)
     for tokens in (1, 100):
         monkeypatch.setattr("stridelm.train.acceptance._CACHED_TOKENS", tokens)
-        assert tallies_of(trainer.measure, trainer.held_out) == together
+        assert tallies_of(measure_of(trainer), trainer.held_out) == together
 
 
 @pytest.fixture

@@ -12,16 +12,18 @@ from reference import mask_row_outputs
 from stridelm.model.load import Checkpoint
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.student import Student
-from stridelm.train import objective
 from stridelm.train.batches import Batch
-from stridelm.train.objective import Distill
+from stridelm.train.objective import ChainObjective
 from stridelm.train.settings import TrainSettings
 from tiny import plain_network
 
 Trainable = Callable[..., Checkpoint]
 VOCABULARY = 260
 BATCH = Batch(
-    np.random.default_rng(0).integers(0, 250, (2, 20)), np.array([20, 11]), np.array([[0, 5, 16, 17], [3, 3, 7, 8]])
+    np.random.default_rng(0).integers(0, 250, (2, 20)),
+    np.array([20, 11]),
+    np.array([[0, 5, 16, 17], [3, 3, 7, 8]]),
+    np.array([1, 4]),
 )
 """Some chains reach beyond the end of their text."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -37,14 +39,18 @@ def settings_of(name: str = "head") -> TrainSettings:
     return TrainSettings(k=5, rank=3, **SETTINGS[name])
 
 
-def distill(checkpoint: Checkpoint, settings: TrainSettings) -> Distill:
+def distill(checkpoint: Checkpoint, settings: TrainSettings) -> ChainObjective:
     """With a student all of whose parts matter: at first, some are zero."""
-    student = Student(checkpoint.network, settings.rank, settings.masks, settings.sequential_size)
+    student = Student(checkpoint.network, settings.rank, settings.masks, settings.state_size)
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in student.trained():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=random))
-    return Distill(checkpoint.network, student, settings)
+    return ChainObjective(checkpoint.network, student, settings)
+
+
+def tensors(inputs: tuple[np.ndarray, ...]) -> list[torch.Tensor]:
+    return [torch.from_numpy(array) for array in inputs]
 
 
 def naive_loss(checkpoint: Checkpoint, student: Student, settings: TrainSettings, longest_BA: np.ndarray) -> float:
@@ -62,7 +68,7 @@ def naive_loss(checkpoint: Checkpoint, student: Student, settings: TrainSettings
         teacher = network(ids[None], use_cache=False).logits[0].double().log_softmax(dim=-1)
         for anchor, longest in zip(BATCH.anchors_BA[text], longest_BA[text], strict=True):
             _, hidden = mask_row_outputs(network, adapter, ids[: anchor + 1].tolist(), settings.masks)
-            head, state = student.sequential, torch.zeros(1, settings.sequential_size)
+            head, state = student.sequential, torch.zeros(1, settings.state_size)
             for depth in range(1, longest + 1):
                 place = anchor + depth
                 if place + 1 >= length:
@@ -83,30 +89,33 @@ def naive_loss(checkpoint: Checkpoint, student: Student, settings: TrainSettings
 def test_the_loss_equals_two_loops_written_out(family: str, name: str, trainable: Trainable) -> None:
     settings = settings_of(name)
     loss = distill(trainable(family), settings)
-    ids_BT, anchors_BA, weights_N = loss.inputs(BATCH, 3)
+    inputs = tensors(loss.inputs(BATCH, 3))
     # How deep each chain goes is drawn; that it is drawn well is another test's.
-    drawn_BA = (weights_N.view(*anchors_BA.shape, -1) > 0).sum(dim=-1).numpy()
+    drawn_BA = (inputs[2] > 0).sum(dim=-1).numpy()
     longest_BA = drawn_BA if settings.random_k else np.full_like(drawn_BA, settings.masks)
     with torch.no_grad():
         expected = naive_loss(trainable(family), loss.student, settings, longest_BA)
-        assert float(loss.loss(ids_BT, anchors_BA, weights_N)) == pytest.approx(expected, rel=1e-4)
+        assert float(loss(*inputs)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["head", "no head"])
 def test_parts_have_the_gradient_of_the_whole(name: str, trainable: Trainable, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = distill(trainable("gemma2"), settings_of(name))
-    inputs = loss.inputs(BATCH, 0)
+    inputs = tensors(loss.inputs(BATCH, 0))
     parameters = loss.student.trained()
 
     def loss_and_gradients() -> tuple[torch.Tensor, ...]:
-        value = 3 * loss.loss(*inputs)
+        value = 3 * loss(*inputs)
         return value.detach(), *torch.autograd.grad(value, parameters)
 
     divided: list[tuple[torch.Tensor, ...]] = []
     for rows in (1, 7, 1000):
-        monkeypatch.setattr(objective, "_CHUNK_LOGITS", rows * VOCABULARY)
+        monkeypatch.setattr("stridelm.train.loss.CHUNK_LOGITS", rows * VOCABULARY)
         divided.append(loss_and_gradients())
-    monkeypatch.setattr(objective._ChunkedLoss, "apply", lambda divergence, *rest: divergence(*rest))
+    monkeypatch.setattr(
+        "stridelm.train.loss._ChunkedLoss.apply",
+        lambda apart, targets, weights, shares, head, *judged: apart(head, targets, weights, shares, *judged),
+    )
     for parts in divided:
         for ours, theirs in zip(parts, loss_and_gradients(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
@@ -125,15 +134,17 @@ def test_weights_sum_to_one_and_fall_with_the_depth(name: str, trainable: Traina
     assert settings.random_k or weights_XK[~beyond].all()
 
 
-def test_random_k_cuts_chains_at_every_depth_and_anew_in_every_step(trainable: Trainable) -> None:
+def test_random_k_cuts_chains_anew_in_every_step(trainable: Trainable) -> None:
     settings = TrainSettings(k=5, random_k=True, seed=3)
     loss = distill(trainable(), settings)
-    batch = Batch(np.zeros((40, 64), dtype=np.int64), np.full(40, 64), np.full((40, 10), 8))
-    depths = [(loss._weights(batch, step).reshape(400, -1) > 0) for step in (0, 1, 0)]
-    assert not (~depths[0][:, :-1] & depths[0][:, 1:]).any(), "what is left of a chain is its beginning"
-    counts = np.bincount(depths[0].sum(axis=1), minlength=5)
+    batch = Batch(np.zeros((2, 64), dtype=np.int64), np.full(2, 64), np.full((2, 10), 8), np.full(2, 4))
+    steps = [loss._weights(batch, step).reshape(20, -1) > 0 for step in range(400)]
+    for depths in steps:
+        assert (depths == depths[0]).all(), "all chains of a step alike"
+        assert not (~depths[0, :-1] & depths[0, 1:]).any(), "what is left of a chain is its beginning"
+    counts = np.bincount([depths[0].sum() for depths in steps], minlength=5)
     assert counts[0] == 0 and counts[1:].min() > 60, "uniform from one mask to all four"
-    assert np.array_equal(depths[0], depths[2]) and not np.array_equal(depths[0], depths[1])
+    assert np.array_equal(loss._weights(batch, 7), loss._weights(batch, 7))
 
 
 def test_the_head_runs_along_chains_as_it_steps() -> None:

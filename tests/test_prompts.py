@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_json_lines(file: Path) -> None:
     file.write_text("\n  \n".join(json.dumps(entry, ensure_ascii=False) for entry in entries), encoding="utf-8")
     assert read_prompts(file) == [
         PromptLine(f"{file}, line 1", "One", None),
-        PromptLine(f"{file}, line 3", "Two?", "maths"),
+        PromptLine(f"{file}, line 3", "Two?", "maths", "2"),
         PromptLine(f"{file}, line 5", CHAT, None),
     ]
 
@@ -123,3 +124,25 @@ def test_the_held_out_questions_of_gsm8k() -> None:
     prompts = texts(BENCH / "gsm8k_heldout.jsonl")
     assert {category for category, _ in prompts} == {"gsm8k"}
     assert len(prompts) == len({prompt for _, prompt in prompts}) == 300
+
+
+def test_answers(file: Path) -> None:
+    told = {"role": "assistant", "content": "Yes."}
+    entries = [{"question": "Two?", "answer": "2"}, {"messages": [*CHAT, told]}]
+    file.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert [line.with_answer() for line in read_prompts(file)] == [("Two?", "2"), (CHAT, "Yes.")]
+
+
+@pytest.mark.parametrize(
+    "entry", [{"prompt": "Two?"}, {"messages": CHAT}, {"messages": [CHAT[-1] | {"role": "assistant"}]}]
+)
+def test_no_answer(entry: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(entry))
+    with pytest.raises(InputError, match="line 1: has no answer"):
+        read_prompts(file)[0].with_answer()
+
+
+def test_an_answer_that_is_no_text(file: Path) -> None:
+    file.write_text('{"prompt": "Two?", "answer": 2}')
+    with pytest.raises(InputError, match="line 1: the answer must be text"):
+        read_prompts(file)

@@ -66,7 +66,7 @@ def test_metrics(whole: Path) -> None:
 def test_card(whole: Path, arguments: list[str]) -> None:
     card = (whole / "README.md").read_text()
     last = metrics(whole)[-1]
-    assert f"**{last['tokens_per_forward']:.2f}\n  tokens per forward**" in card
+    assert f"**{last['tokens_per_forward']:.2f} tokens per forward" in card
     assert f"stridelm train {' '.join(arguments)}\n" in card
     assert f"{len(QUESTIONS)} from questions.txt, 0 made up" in card
 

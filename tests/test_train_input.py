@@ -18,7 +18,7 @@ from command_line import Call, Run, assert_refused
 from killed import train_until
 from stridelm.params import InputError
 from stridelm.train import files, rollouts
-from stridelm.train.objective import Distill
+from stridelm.train.objective import ChainObjective
 from stridelm.train.settings import _BOUNDS, TrainSettings
 from tiny import CONTEXT
 from training import QUESTIONS, contents, outcome, small_run, write_questions
@@ -59,12 +59,13 @@ def test_out_is_needed(call: Call) -> None:
 
 
 def test_every_number_has_bounds() -> None:
-    numbers = {field.name for field in fields(TrainSettings) if field.type in (int, float, int | None)}
+    numbers = {field.name for field in fields(TrainSettings) if field.type in (int, float, int | None, float | None)}
     assert {name for name, _, _ in _BOUNDS} == numbers
 
 
 def with_one(name: str, value: Any) -> TrainSettings:
-    return replace(TrainSettings(warmup=0, steps=10**8), **{name: value})
+    mode = {"layers": "draft", "heads": "heads", "head_size": "heads"}.get(name, "adapter")
+    return replace(TrainSettings(mode=mode, warmup=0, steps=10**8), **{name: value})
 
 
 @pytest.mark.parametrize(("name", "low", "high"), _BOUNDS)
@@ -229,8 +230,10 @@ def test_resume_of_what_is_damaged(resume: Call) -> None:
 
 
 def test_a_loss_that_is_no_number(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, calls = Distill.loss, iter(range(1, 100))
-    monkeypatch.setattr(Distill, "loss", lambda self, *batch: loss(self, *batch) * (math.nan if next(calls) > 7 else 1))
+    loss, calls = ChainObjective.forward, iter(range(1, 100))
+    monkeypatch.setattr(
+        ChainObjective, "forward", lambda self, *batch: loss(self, *batch) * (math.nan if next(calls) > 7 else 1)
+    )
     assert_failed(train(), "the loss is nan in the steps up to 10")
 
 

@@ -17,7 +17,7 @@ from stridelm.model.student import Student
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
-from stridelm.train.acceptance import Measure, Tally, total
+from stridelm.train.acceptance import MaskReader, Measure, Tally, total
 from stridelm.train.display import Display
 from stridelm.train.rollouts import Text
 from stridelm.train.settings import PlaceSettings
@@ -54,7 +54,7 @@ def run(request: Request) -> None:
     student = Student.of(checkpoint.network, adapter)
     with Display() as display:
         texts = _answers(checkpoint, lines, request, display)
-        measure = Measure(checkpoint.network, student, with_sequential=request.sequential_head)
+        measure = Measure(MaskReader(checkpoint.network, student, with_sequential=request.sequential_head))
         tallies: dict[int, Tally] = {}
         numbers = {id(text): number for number, text in texts.items()}
         for text, tally in measure(texts.values()):

@@ -18,6 +18,19 @@ class PromptLine:
     """Text, or a chat's messages."""
     category: str | None = None
     """What kind of prompt it is, for figures by kind."""
+    answer: str | None = None
+    """What the file gives as its answer."""
+
+    def with_answer(self) -> tuple[str | list[dict[str, Any]], str]:
+        """The prompt and the answer to it: what the line calls so, or a chat's last turn if that is the assistant's."""
+        if self.answer is not None:
+            return self.prompt, self.answer
+        match self.prompt:
+            case [_, *_, {"role": "assistant", "content": str(answer)}]:
+                return self.prompt[:-1], answer
+        raise InputError(
+            f'{self.place}: has no answer: give "answer" (text), or messages that end with the assistant\'s'
+        )
 
 
 def read_prompts(file: Path) -> list[PromptLine]:
@@ -56,7 +69,10 @@ def _parse(place: str, line: str) -> PromptLine:
     category = entry.get("category")
     if category is not None:
         _check_text(place, "the category", category)
-    return PromptLine(place, prompt, category)
+    answer = entry.get("answer")
+    if answer is not None:
+        _check_text(place, "the answer", answer)
+    return PromptLine(place, prompt, category, answer)
 
 
 def _check_messages(place: str, messages: object) -> None:

@@ -3,21 +3,22 @@
 import shlex
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stridelm.model.adapter import CONFIG, save_adapter
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
+from stridelm.train.conversion import RESULTS, usage, values_trained
 from stridelm.train.display import Display
 from stridelm.train.files import differences, read_json, write_json
+from stridelm.train.parallel import Team, joined
 from stridelm.train.record import circumstances, draw_report, write_card
 from stridelm.train.rollouts import RolloutStore
 from stridelm.train.settings import AUTO_DTYPE, TrainSettings
@@ -42,43 +43,53 @@ class Request:
 
 
 def run(request: Request) -> None:
+    with joined() as team:
+        _run(request, team)
+
+
+def _run(request: Request, team: Team) -> None:
     settings, out = request.settings, request.out
+    team.check(settings.texts)
     lines = read_prompts(request.prompts) if request.prompts else []
-    _check_out(out, resume=request.resume)
     rollouts_folder = request.rollouts or out / "rollouts"
-    _check_place(rollouts_folder)
+    if team.is_first:
+        _check_out(out, RESULTS[settings.mode], resume=request.resume)
+        _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
-    _check_room(out, checkpoint, settings)
-    with Display() as display:
+    made = (_starting(out), out, rollouts_folder) if team.is_first else ()
+    with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
-        record = _record(request, checkpoint, store)
-        store.check()
-        with _removed_if_refused(_starting(out), out, rollouts_folder):
-            _open(request, record)
+        with team.first_before_others():
+            record = _opened(request, checkpoint, store) if team.is_first else {}
             rollouts = store.make()
-            record["data"] = rollouts.manifest
-            write_json(out / RECORD, record)
-            with tensorboard_writer(out) as to_tensorboard:
+            if team.is_first:
+                record["data"] = rollouts.manifest
+                write_json(out / RECORD, record)
+        with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
 
-                def watch(entry: dict[str, Any]) -> None:
-                    display.watch(settings.steps, entry)
-                    to_tensorboard(entry)
+            def watch(entry: dict[str, Any]) -> None:
+                display.watch(settings.steps, entry)
+                to_tensorboard(entry)
 
-                trainer = Trainer(checkpoint, rollouts, settings, out, watch)
-                tally = trainer.run()
-    adapter = trainer.student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
-    write_card(out, record, adapter.config, tally)
+            trainer = Trainer(checkpoint, rollouts, settings, out, watch, team)
+            evaluation = trainer.run()
+    if not team.is_first:
+        trainer.conversion.save(None)
+        return
+    options = usage(settings.mode, request.model, str(out))
+    write_card(out, record, trainer.conversion.card, options, evaluation)
     drawn = draw_report(out)
     # With these two a run is finished: killed before, it is resumed and comes here again.
-    save_adapter(out, adapter)
+    trainer.conversion.save(out)
     remove_checkpoints(out)
-    print(
-        f"{out}: {tally.tokens_per_forward:.2f} tokens per forward on {tally.texts} held-out prompts, "
-        f"acceptance by depth {' '.join(f'{rate:.2f}' for rate in tally.acceptance)}"
-    )
+    print(f"{out}: {evaluation.sentence}")
     if not drawn:
         print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    print(f'try it: {shlex.join(["stridelm", "generate", "--model", request.model, "--adapter", str(out)])} "..."')
+    print(f'try it: stridelm generate {shlex.join(options)} "..."')
+
+
+def _say_nothing(entry: dict[str, Any]) -> None:
+    """Of several processes, one speaks."""
 
 
 def _load_settings(settings: TrainSettings) -> LoadSettings:
@@ -87,7 +98,7 @@ def _load_settings(settings: TrainSettings) -> LoadSettings:
     return LoadSettings(device=settings.device, dtype=dtype, threads=settings.threads)
 
 
-def _check_out(out: Path, *, resume: bool) -> None:
+def _check_out(out: Path, result: str, *, resume: bool) -> None:
     """A folder that is new, or one of a run that is to go on."""
     if not out.exists():
         if resume:
@@ -98,7 +109,7 @@ def _check_out(out: Path, *, resume: bool) -> None:
         raise InputError(f"{out}: exists already: name another folder, or go on with what it holds by --resume")
     if not (out / RECORD).is_file():
         raise InputError(f"{out}: holds no {RECORD}, so there is no run to resume: name another folder")
-    if (out / CONFIG).is_file() and not checkpoints(out):
+    if (out / result).is_file() and not checkpoints(out):
         raise InputError(f"{out}: its run is finished, there is nothing to resume")
 
 
@@ -115,12 +126,7 @@ def _nearest(folder: Path) -> Path:
 
 def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
     """Weights and two moments of the optimiser in float32, twice while a checkpoint replaces another."""
-    linear = sum(
-        module.in_features + module.out_features
-        for module in checkpoint.network.modules()
-        if isinstance(module, torch.nn.Linear)
-    )
-    needed = linear * settings.rank * 4 * 3 * 2 + _FREE_BYTES
+    needed = values_trained(checkpoint, settings) * 4 * 3 * 2 + _FREE_BYTES
     place = _nearest(out)
     free = shutil.disk_usage(place).free
     if free < needed:
@@ -128,6 +134,15 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
             f"{place}: {free / 1e6:,.0f} MB are free, but the run needs about {needed / 1e6:,.0f} MB: make room, or "
             "name another --out"
         )
+
+
+def _opened(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> dict[str, Any]:
+    """Make the run's folder, once everything that can be refused was; returns what train.json says."""
+    _check_room(request.out, checkpoint, request.settings)
+    record = _record(request, checkpoint, store)
+    store.check()
+    _open(request, record)
+    return record
 
 
 def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> dict[str, Any]:

@@ -17,11 +17,19 @@ class Graphed:
     What the function changes in place must stay where it is; what it returns is valid until the next call.
     """
 
-    def __init__(self, function: Callable[..., torch.Tensor], network: nn.Module, device: torch.device) -> None:
-        """`network` is what the function runs."""
+    def __init__(
+        self,
+        function: Callable[..., torch.Tensor],
+        network: nn.Module,
+        device: torch.device,
+        *,
+        captures: bool = True,
+    ) -> None:
+        """`network` is what the function runs; `captures`: whether it may be captured at all."""
         self.function = function
         # Experts take rows by what these say: shapes that a graph cannot hold.
-        self.captures = device.type == "cuda" and not any(weight.dim() == 3 for weight in network.parameters())
+        has_experts = any(weight.dim() == 3 for weight in network.parameters())
+        self.captures = captures and device.type == "cuda" and not has_experts
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]] = {}
         if self.captures:

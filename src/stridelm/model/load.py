@@ -49,6 +49,8 @@ class Checkpoint:
     vocabulary: int
     fingerprint: str
     """Of the weights as stored, whatever precision they run in: what an adapter was trained on."""
+    stored_dtype: torch.dtype = torch.float32
+    """Of the largest of the weights as stored: what a model that is trained from them is stored as."""
 
     @property
     def is_float32(self) -> bool:
@@ -71,6 +73,7 @@ def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = Fals
     check_config(config)
     network = _network(name, config, weights, dtype).to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
     weights_fingerprint = fingerprint(weights)
+    stored_dtype = max(weights.values(), key=torch.numel).dtype
     del weights
     expected = own_logits(network)
     storage = None if trainable else best_storage(device, dtype)
@@ -87,6 +90,7 @@ def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = Fals
         context_length=int(text_config.max_position_embeddings),
         vocabulary=int(text_config.vocab_size),
         fingerprint=weights_fingerprint,
+        stored_dtype=stored_dtype,
     )
 
 

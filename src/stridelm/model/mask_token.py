@@ -16,18 +16,18 @@ from stridelm.model.load import Checkpoint
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
-_KEY = "mask_token_id"
+MASK_KEY = "mask_token_id"
 
 
 def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
     """The adapter that stands for a model's own mask token; None where its config names none."""
     network = checkpoint.network
-    token: Any = getattr(network.config, _KEY, None)
+    token: Any = getattr(network.config, MASK_KEY, None)
     if token is None:
         return None
     if type(token) is not int or not 0 <= token < checkpoint.vocabulary:
         raise InputError(
-            f"{checkpoint.name}: config.json has {token!r} for {_KEY}, but the model's tokens are 0 to "
+            f"{checkpoint.name}: config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to "
             f"{checkpoint.vocabulary - 1}: name the token that it was converted with, or leave the entry out"
         )
     masks = LARGEST_K - 1
@@ -51,6 +51,6 @@ def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
 def names_mask_token(folder: Path) -> bool:
     """Whether a folder's config.json has an entry for a mask token; True, too, where only loading can tell."""
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(_KEY) is not None
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(MASK_KEY) is not None
     except (OSError, ValueError, AttributeError):
         return True

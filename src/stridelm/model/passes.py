@@ -1,7 +1,8 @@
 """Passes over many texts at once, through a model as transformers made it: for training, measuring and rollouts.
 
 Two of them make a training step. The text pass runs the real rows, without gradients: it is the teacher, and leaves its
-keys and values behind. The chain pass runs the mask rows, which read them: it is the student.
+keys and values behind. The chain pass runs the mask rows, which read them: it is the student. A student whose real rows
+learn, too, runs both as one (`JointPass`).
 
     text      t0 t1 t2 t3 t4 t5       columns of a chain row: its own chain's masks first, then the text
     chain at t1:  m1 m2 m3            m2 sees    m1 m2 .    # # . . . .
@@ -42,7 +43,7 @@ class TextPass:
         softcap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        query, key, value = (_fold(rows, self.texts) for rows in (query_HQD, key_GQD, value_GQD))
+        query, key, value = _fold(self.texts, query_HQD, key_GQD, value_GQD)
         self.layers[layer] = key.contiguous(), value.contiguous()  # chains may read them a hundred times
         if softcap is None and sinks_H is None and (window is None or window >= self.width):
             output = functional.scaled_dot_product_attention(
@@ -81,7 +82,7 @@ class ChainPass:
         softcap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        query, own_key, own_value = (_fold(rows, self.texts.texts) for rows in (query_HQD, key_GQD, value_GQD))
+        query, own_key, own_value = _fold(self.texts.texts, query_HQD, key_GQD, value_GQD)
         text_key, text_value = self.texts.layers[layer]
         if softcap is None and sinks_H is None and _is_block_sparse(query):
             key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
@@ -127,6 +128,31 @@ class ChainPass:
         rows = anchors * self.masks
         return create_block_mask(
             self.rule(window), texts, None, rows, rows + self.texts.width, device=str(self.anchors_BA.device)
+        )
+
+
+class JointPass:
+    """Texts and the chains off them as one line of rows, the texts first: for students whose real rows learn, too."""
+
+    def __init__(self, chains: ChainPass) -> None:
+        self.chains = chains
+        self.rows = chains.texts.texts * chains.texts.width
+        """Of the texts."""
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of all rows."""
+        texts, width = self.chains.texts.texts, self.chains.texts.width
+        of_texts = torch.arange(width, device=self.chains.anchors_BA.device).repeat(texts)
+        return torch.cat([of_texts, self.chains.positions.flatten()])
+
+    def attend(
+        self, layer: int, query_HQD: torch.Tensor, key_GQD: torch.Tensor, value_GQD: torch.Tensor, **how: Any
+    ) -> torch.Tensor:
+        parts = [part.split([self.rows, part.shape[1] - self.rows], dim=1) for part in (query_HQD, key_GQD, value_GQD)]
+        passes = (self.chains.texts, self.chains)
+        return torch.cat(
+            [each.attend(layer, *own, **how) for each, own in zip(passes, zip(*parts, strict=True), strict=True)]
         )
 
 
@@ -202,10 +228,10 @@ def _attend_split(
     return (of_text + of_chain).reshape(texts, heads, rows, -1)
 
 
-def _fold(rows_HQD: torch.Tensor, texts: int) -> torch.Tensor:
-    """B x H x q x D."""
-    heads, _, size = rows_HQD.shape
-    return rows_HQD.reshape(heads, texts, -1, size).transpose(0, 1)
+def _fold(texts: int, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values, heads x all rows x size each, as B x heads x q x size."""
+    dtype = parts[-1].dtype  # under autocast rotary positions make the others float32
+    return tuple(part.to(dtype).reshape(len(part), texts, -1, part.shape[-1]).transpose(0, 1) for part in parts)
 
 
 def _unfold(output_BHqD: torch.Tensor) -> torch.Tensor:

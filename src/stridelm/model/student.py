@@ -1,9 +1,11 @@
 """Teacher and student of a conversion: two views of one network. The student's linear layers have a low-rank part.
 
 The base model's weights are held once and never change; what is trained is the low-rank parts, the mask embeddings and
-the sequential head. Every row that passes through the student is a mask row, so nothing needs a gate here.
+the sequential head. Every row that passes through a gated student is a mask row, so nothing needs a gate here; a
+student without a gate reads the text itself, too.
 
-Shape letters: B texts, T tokens, X chains, K masks of a chain, C model width, r rank.
+Shape letters: B texts, T tokens, N = B x T real rows, A anchors of a text, X = B x A chains, K masks of a chain, S
+slots of a chain that are judged (its masks, and its anchor where that is trained, too), C model width, r rank.
 """
 
 import copy
@@ -17,11 +19,13 @@ from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenize
 
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
 from stridelm.model.attention import UnsupportedModel, attend
-from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.passes import ChainPass, JointPass, TextPass
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.params import InputError
 
 MASK_TOKEN = "<|stride_mask|>"
+CHUNK_LOGITS = 2**27
+"""Logits that are held at once."""
 _OUTSIDE_GRAPHS = "stridelm_outside_graphs"
 _UNUSED = ("reserved", "unused", "placeholder")
 
@@ -46,9 +50,14 @@ class LowRankLinear(nn.Module):
 class Student(nn.Module):
     """Draws nothing and decides nothing: it turns chains of masks into outputs."""
 
-    def __init__(self, network: PreTrainedModel, rank: int, masks: int, sequential_size: int) -> None:
+    has_own_layers = False
+
+    def __init__(
+        self, network: PreTrainedModel, rank: int, masks: int, sequential_size: int, *, is_gated: bool = True
+    ) -> None:
         super().__init__()
-        self.masks, self.rank = masks, rank
+        self.masks, self.rank, self.is_gated = masks, rank, is_gated
+        self.judges_anchor = not is_gated
         shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
         self.network: PreTrainedModel = copy.deepcopy(network, memo=shared)
         self.targets, self.unadapted = targets_of(network)
@@ -64,13 +73,26 @@ class Student(nn.Module):
         self.mask_embedding = nn.Parameter(mean_C.expand(masks, -1).clone())
         self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
 
+    def slots(
+        self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The final hidden states of all slots, X x S x C; `texts` and `hidden` are what the teacher's pass left."""
+        if self.is_gated:
+            assert texts is not None, "a gated student reads the teacher's keys and values"
+            return self.outputs(ChainPass(texts, anchors_BA, self.masks))
+        return read_together(self.network, ids_BT, anchors_BA, self.mask_rows())
+
+    def mask_rows(self) -> torch.Tensor:
+        """The embeddings of a chain's masks: K x C."""
+        return self.mask_embedding.to(self.network.dtype)
+
     def trained(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
         """The final hidden states of all mask rows: X x K x C."""
         count = chains.anchors_BA.numel()
-        rows = self.mask_embedding.to(self.network.dtype).expand(count, -1, -1).reshape(1, count * self.masks, -1)
+        rows = self.mask_rows().expand(count, -1, -1).reshape(1, count * self.masks, -1)
         return run(self.network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows).view(
             count, self.masks, -1
         )
@@ -98,13 +120,13 @@ class Student(nn.Module):
             unadapted=self.unadapted,
             sequential_size=self.sequential.size if self.sequential is not None else 0,
         )
-        return Adapter(config, tensors)
+        return Adapter(config, tensors, is_gated=self.is_gated)
 
     @classmethod
     def of(cls, network: PreTrainedModel, adapter: Adapter) -> "Student":
         """The student that an adapter was saved from."""
         config = adapter.config
-        student = cls(network, config.rank, config.masks, config.sequential_size)
+        student = cls(network, config.rank, config.masks, config.sequential_size, is_gated=adapter.is_gated)
         wrong = sorted(set(student.targets) ^ set(config.targets))
         if wrong:
             raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
@@ -161,11 +183,38 @@ def run(network: PreTrainedModel, rows: Any, positions_1Q: torch.Tensor, **input
 
 @torch.no_grad()
 def read_texts(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
-    """The teacher's pass: its keys and values, and its final hidden states, (B x T) x C."""
+    """The teacher's pass: its keys and values, and its final hidden states, N x C."""
+    return read_real_rows(network, ids_BT)
+
+
+def read_real_rows(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
+    """The same, through which gradients may flow."""
     texts, width = ids_BT.shape
     rows = TextPass(texts, width)
     positions = torch.arange(width, device=ids_BT.device).expand(texts, -1).reshape(1, -1)
     return rows, run(network, rows, positions, input_ids=ids_BT.reshape(1, -1))
+
+
+def read_together(
+    network: PreTrainedModel, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, mask_rows_KC: torch.Tensor
+) -> torch.Tensor:
+    """Texts and chains in one pass, all of it with gradients: the anchors' final hidden states, then their masks'."""
+    chains = ChainPass(TextPass(*ids_BT.shape), anchors_BA, len(mask_rows_KC))
+    joint = JointPass(chains)
+    count, masks = anchors_BA.numel(), len(mask_rows_KC)
+    embedding: Any = network.get_input_embeddings()
+    embedded_NC = embedding(ids_BT.flatten())
+    rows = torch.cat([embedded_NC, mask_rows_KC.to(embedded_NC.dtype).expand(count, -1, -1).flatten(0, 1)])
+    hidden = run(network, joint, joint.positions[None], inputs_embeds=rows[None])
+    text_NC, masks_QC = hidden.split([joint.rows, count * masks])
+    anchors_XC = text_NC[flat_places(anchors_BA, ids_BT.shape[1])]
+    return torch.cat([anchors_XC[:, None], masks_QC.view(count, masks, -1)], dim=1)
+
+
+def flat_places(places: torch.Tensor, width: int) -> torch.Tensor:
+    """Places in texts of so many tokens (B x ...) -> places among the real rows of all texts, flat."""
+    first = torch.arange(len(places), device=places.device) * width
+    return (places + first.view(-1, *(1,) * (places.dim() - 1))).flatten()
 
 
 class OutputHead:
@@ -177,8 +226,18 @@ class OutputHead:
         self._check(network)
 
     def __call__(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        logits_XV = self.linear(hidden_XC.to(self.linear.weight.dtype)).float()
+        return self.with_weight(hidden_XC, self.linear.weight)
+
+    def with_weight(self, hidden_XC: torch.Tensor, weight_VC: torch.Tensor) -> torch.Tensor:
+        """With an output matrix that may be another leaf of the graph."""
+        logits_XV = functional.linear(hidden_XC.to(weight_VC.dtype), weight_VC, self.linear.bias).float()
         return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
+
+    @torch.no_grad()
+    def best(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of every row; the logits of all rows never lie in memory."""
+        parts = hidden_XC.split(max(1, CHUNK_LOGITS // len(self.linear.weight)))
+        return torch.cat([self(part).argmax(dim=-1) for part in parts])
 
     @torch.no_grad()
     def _check(self, network: PreTrainedModel) -> None:

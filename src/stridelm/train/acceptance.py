@@ -2,25 +2,25 @@
 
 The forward that reads the prompt writes one token; every later one takes the drafts that its predecessor's masks left
 where the path ended, as far as they are the answer's own, and one token more. The answer is known and its keys and
-values are there, so many walks go on side by side, and only the chains that they meet are run: a third of all.
+values are there, so many walks go on side by side, and only the chains that they meet are run: a third of all. Heads
+and draft models are measured by the same walk.
 
 Shape letters: B texts, T tokens of a text, K masks of a chain, C model width.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from stridelm.model.passes import ChainPass, TextPass
-from stridelm.model.student import OutputHead, Student, read_texts
+from stridelm.model.passes import ChainPass
+from stridelm.model.student import OutputHead, flat_places, read_texts
 from stridelm.train.rollouts import Text
 
 _LEAST_BORDER = 128
-_HEAD_LOGITS = 2**27
 _CACHED_TOKENS = 16384
 """Tokens of texts that are held side by side."""
 
@@ -46,6 +46,23 @@ class Tally:
     def acceptance(self) -> list[float]:
         """Per depth, how many of the drafts that were looked at were taken."""
         return [taken / seen if seen else 0.0 for taken, seen in zip(self.accepted, self.reached, strict=True)]
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """For metrics.jsonl."""
+        return {
+            "tokens_per_forward": self.tokens_per_forward,
+            "acceptance": [round(rate, 4) for rate in self.acceptance],
+        }
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        rates = " ".join(f"{rate:.2f}" for rate in self.acceptance)
+        return (
+            f"{self.tokens_per_forward:.2f} tokens per forward on {self.texts} held-out prompts, acceptance by depth "
+            f"{rates}"
+        )
 
     def add(self, other: "Tally") -> None:
         self.texts += other.texts
@@ -101,14 +118,92 @@ class Walk:
         self.tally.by_context[border][1] += 1
 
 
+Propose = Callable[[torch.Tensor], torch.Tensor]
+"""Anchors (B x 1) -> what is proposed from there (B x K), each draft given that those before it are the text's own:
+that is how far one looks."""
+
+
+class Reader(Protocol):
+    """Someone who proposes, as far as a measurement is concerned."""
+
+    drafts: int
+    """K: proposals from one place."""
+    device: torch.device
+
+    def __call__(self, ids_BT: torch.Tensor) -> Propose:
+        """Read texts, in order to propose from places in them."""
+        ...
+
+
+class MaskReader:
+    """Chains of masks."""
+
+    def __init__(self, teacher: Any, student: Any, *, with_sequential: bool = True) -> None:
+        """`student` is a Student or a FullStudent. One whose real rows are trained reads the text itself."""
+        self.teacher = student.network if student.judges_anchor else teacher
+        self.student = student
+        self.drafts = student.masks
+        self.device = teacher.device
+        self.sequential = student.sequential if with_sequential else None
+        self.head = OutputHead(student.network)
+
+    def __call__(self, ids_BT: torch.Tensor) -> Propose:
+        texts, _ = read_texts(self.teacher, ids_BT)
+
+        def propose(anchors_B1: torch.Tensor) -> torch.Tensor:
+            chains = ChainPass(texts, anchors_B1, self.drafts)
+            outputs_BKC = self.student.outputs(chains)
+            if self.sequential is not None:
+                before_BKC = self.teacher.get_input_embeddings()(ids_BT.gather(1, chains.positions[:, 0]))
+                outputs_BKC = outputs_BKC + self.sequential.along(outputs_BKC.float(), before_BKC.float())
+            return self.head.best(outputs_BKC.flatten(0, 1)).view(len(ids_BT), -1)
+
+        return propose
+
+
+class HeadsReader:
+    """Prediction heads off the anchor's final hidden state."""
+
+    def __init__(self, teacher: Any, heads: Any) -> None:
+        self.teacher, self.heads = teacher, heads
+        self.drafts: int = heads.k - 1
+        self.device = teacher.device
+        self.head = OutputHead(teacher)
+
+    def __call__(self, ids_BT: torch.Tensor) -> Propose:
+        _, hidden_NC = read_texts(self.teacher, ids_BT)
+
+        def propose(anchors_B1: torch.Tensor) -> torch.Tensor:
+            anchors_BC = hidden_NC[flat_places(anchors_B1, ids_BT.shape[1])]
+            outputs_BKC = self.heads(anchors_BC.float())
+            return self.head.best(outputs_BKC.flatten(0, 1)).view(len(ids_BT), -1)
+
+        return propose
+
+
+class ModelReader:
+    """A draft model, which writes on from the newest token."""
+
+    def __init__(self, network: Any, drafts: int) -> None:
+        self.network, self.drafts = network, drafts
+        self.device = network.device
+        self.head = OutputHead(network)
+
+    def __call__(self, ids_BT: torch.Tensor) -> Propose:
+        _, hidden_NC = read_texts(self.network, ids_BT)
+        best_BT = self.head.best(hidden_NC).view_as(ids_BT)
+
+        def propose(anchors_B1: torch.Tensor) -> torch.Tensor:
+            return best_BT.gather(1, anchors_B1 + torch.arange(1, self.drafts + 1, device=self.device))
+
+        return propose
+
+
 class Measure:
     """Measures texts that hold greedy answers of the base model, many side by side."""
 
-    def __init__(self, teacher: Any, student: Student, *, with_sequential: bool = True) -> None:
-        self.teacher = teacher
-        self.student = student
-        self.with_sequential = with_sequential
-        self.head = OutputHead(teacher)
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
 
     @torch.no_grad()
     def __call__(self, texts: Iterable[Text]) -> Iterator[tuple[Text, Tally]]:
@@ -124,35 +219,23 @@ class Measure:
             yield from self._measure(waiting)
 
     def _measure(self, texts: list[Text]) -> Iterator[tuple[Text, Tally]]:
-        masks = self.student.masks
+        drafts = self.reader.drafts
         # Room behind the end: the last chains reach beyond it, and there is nothing to find.
-        ids_BT = np.full((len(texts), max(len(text.tokens) for text in texts) + masks + 1), -1)
+        ids_BT = np.full((len(texts), max(len(text.tokens) for text in texts) + drafts + 1), -1)
         for row, text in enumerate(texts):
             ids_BT[row, : len(text.tokens)] = text.tokens
-        walks = [Walk(text.prompt_length, len(text.tokens) - text.prompt_length, masks) for text in texts]
+        walks = [Walk(text.prompt_length, len(text.tokens) - text.prompt_length, drafts) for text in texts]
         with torch.compiler.set_stance("force_eager"):
-            ids = torch.from_numpy(ids_BT.clip(min=0)).to(self.teacher.device)
-            cached, _ = read_texts(self.teacher, ids)
+            propose = self.reader(torch.from_numpy(ids_BT.clip(min=0)).to(self.reader.device))
             while not all(walk.is_over for walk in walks):
                 anchors_B1 = np.array([[walk.anchor] for walk in walks])
-                drafts_BK = self._drafts(ids, cached, anchors_B1)
-                # The mask at depth d of the chain off position a proposes the token at a + d + 1.
-                right_BK = np.take_along_axis(ids_BT, anchors_B1 + np.arange(2, masks + 2), axis=1)
+                drafts_BK = propose(torch.from_numpy(anchors_B1).to(self.reader.device)).cpu().numpy()
+                # The draft at depth d off position a proposes the token at a + d + 1.
+                right_BK = np.take_along_axis(ids_BT, anchors_B1 + np.arange(2, drafts + 2), axis=1)
                 for walk, hits_K in zip(walks, drafts_BK == right_BK, strict=True):
                     if not walk.is_over:
                         walk.step(hits_K)
         yield from zip(texts, (walk.tally for walk in walks), strict=True)
-
-    def _drafts(self, ids_BT: torch.Tensor, cached: TextPass, anchors_B1: np.ndarray) -> np.ndarray:
-        """What the chains propose where the token before each draft is the answer's own: that is how far one looks."""
-        chains = ChainPass(cached, torch.from_numpy(anchors_B1).to(ids_BT.device), self.student.masks)
-        outputs_BKC = self.student.outputs(chains)
-        if self.student.sequential is not None and self.with_sequential:
-            before_BKC = self.teacher.get_input_embeddings()(ids_BT.gather(1, chains.positions[:, 0]))
-            outputs_BKC = outputs_BKC + self.student.sequential.along(outputs_BKC.float(), before_BKC.float())
-        parts = outputs_BKC.flatten(0, 1).split(max(1, _HEAD_LOGITS // self.head.linear.weight.shape[0]))
-        drafts = torch.cat([self.head(part).argmax(dim=-1) for part in parts])
-        return drafts.view(len(ids_BT), -1).cpu().numpy()
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

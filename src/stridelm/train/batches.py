@@ -25,6 +25,8 @@ class Batch:
     ids_BT: np.ndarray
     lengths_B: np.ndarray
     anchors_BA: np.ndarray
+    prompts_B: np.ndarray
+    """How many tokens of each are the prompt's."""
 
 
 class Batches:
@@ -94,6 +96,7 @@ def make_batch(texts: list[Text], width: int, anchors: int, chance: np.random.Ge
     for row, text in enumerate(texts):
         ids_BT[row, : lengths[row]] = text.tokens[: lengths[row]]
     # From the last token of the prompt to the last from which a mask still has something to find.
-    first = np.array([text.prompt_length for text in texts])[:, None] - 1
+    prompts = np.array([text.prompt_length for text in texts])
+    first = prompts[:, None] - 1
     drawn = chance.random((len(texts), anchors)) * (lengths[:, None] - 2 - first)
-    return Batch(ids_BT, lengths, np.sort(first + drawn.astype(np.int64), axis=1))
+    return Batch(ids_BT, lengths, np.sort(first + drawn.astype(np.int64), axis=1), prompts)

@@ -10,17 +10,23 @@ import torch
 from torch import nn
 
 from stridelm.train.files import read_tensors, write_tensors
+from stridelm.train.parallel import Team, gather, scatter
 
 _PREFIX = "checkpoint-"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_checkpoint(folder: Path, step: int, parameters: dict[str, nn.Parameter], optimiser: torch.optim.AdamW) -> None:
+def save_checkpoint(
+    folder: Path, step: int, parameters: dict[str, nn.Parameter], optimiser: torch.optim.AdamW, team: Team
+) -> None:
+    """Every process of a team takes part, the first one writes."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
-        tensors[name] = parameter.detach().cpu()
+        tensors[name] = gather(parameter)
         for moment in _MOMENTS:
-            tensors[f"{moment}/{name}"] = optimiser.state[parameter][moment].cpu()
+            tensors[f"{moment}/{name}"] = gather(optimiser.state[parameter][moment])
+    if not team.is_first:
+        return
     older = checkpoints(folder).values()
     write_tensors(folder / f"{_PREFIX}{step:06}.safetensors", tensors)
     for file in older:
@@ -36,11 +42,11 @@ def load_checkpoint_state(folder: Path, parameters: dict[str, nn.Parameter], opt
     tensors = read_tensors(found[step], "start anew with another --out")
     for name, parameter in parameters.items():
         with torch.no_grad():
-            parameter.copy_(tensors[name])
+            parameter.copy_(scatter(tensors[name], parameter))
         optimiser.state[parameter] = {
             # Where the optimiser itself would have put it.
             "step": torch.tensor(float(step), device=parameter.device if optimiser.defaults["fused"] else "cpu"),
-            **{moment: tensors[f"{moment}/{name}"].to(parameter.device) for moment in _MOMENTS},
+            **{moment: scatter(tensors[f"{moment}/{name}"], parameter) for moment in _MOMENTS},
         }
     return step
 

@@ -15,8 +15,8 @@ _QUIET_SECONDS = 15
 class Display:
     """Progress on standard error."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+    def __init__(self, console: Console | None = None, *, speaks: bool = True) -> None:
+        self.console = console or Console(stderr=True, highlight=False, quiet=not speaks)
         self.progress = _BarWithFigures(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -44,9 +44,8 @@ class Display:
 
     def watch(self, steps: int, entry: dict[str, Any]) -> None:
         """A line of metrics.jsonl."""
-        if "acceptance" in entry:
-            rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
-            measured = f"held out: {entry['tokens_per_forward']:.2f} tokens per forward, acceptance by depth {rates}"
+        if "loss" not in entry:
+            measured = f"held out: {_measured(entry)}"
             self.progress.figures["measured"] = measured
             if not self.console.is_terminal:
                 self.console.print(f"step {entry['step']}, {measured}", soft_wrap=True)
@@ -67,6 +66,13 @@ class Display:
             self._said = time.monotonic()
             parts = [f"{self._what} {done}/{of}", figures, left]
             self.console.print(", ".join(part for part in parts if part), soft_wrap=True)
+
+
+def _measured(entry: dict[str, Any]) -> str:
+    if "held_out_loss" in entry:
+        return f"{entry['held_out_loss']:.3f} nats per token"
+    rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
+    return f"{entry['tokens_per_forward']:.2f} tokens per forward, acceptance by depth {rates}"
 
 
 class _BarWithFigures(Progress):

@@ -1,135 +1,171 @@
-"""The objective `distill`: every mask row is to say what the teacher says at the same place.
+"""What a student learns. Every objective turns a batch into one loss.
 
-The teacher is the base model reading its own answer; the student is a chain of masks that has not read what lies
-between its anchor and the place. The loss is the divergence (KL) of the student's distribution from the teacher's.
+Chains (`ChainObjective`): the slots of a chain, each of which proposes a token, are compared with what should stand
+there. `distill`: what the teacher says at the same place, reading its own answer. `online`: what the teacher says when
+it reads, from the anchor on, what the student proposed: the critic. `ground-truth`: the text.
 
-Shape letters: B texts, T tokens, A anchors, X = B x A chains, K masks of a chain, N = X x K mask rows, C model width,
-V vocabulary.
+Rows (`RowObjective`): every row of an answer is compared with what comes next: a draft model with the teacher
+(`distill`), a model that learns a domain with the text (`sft`).
+
+Shape letters: B texts, T tokens, N = B x T real rows, A anchors, X = B x A chains, K masks of a chain, S slots of a
+chain that are judged, C model width.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch import nn
 
-from stridelm.model.passes import ChainPass
-from stridelm.model.student import OutputHead, Student, read_texts
+from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.student import OutputHead, flat_places, read_texts, run
 from stridelm.train.batches import Batch
+from stridelm.train.loss import RowLoss
 from stridelm.train.settings import TrainSettings
 
-_CHUNK_LOGITS = 2**27
-"""Logits that are held at once for the loss."""
-
-Head = Callable[[torch.Tensor], torch.Tensor]
+Inputs = tuple[np.ndarray, ...]
+"""Arrays whose first axis is the texts: processes that share a step split them there."""
 
 
-class Distill:
-    """One forward is teacher and student both."""
+class ChainObjective(nn.Module):
+    """For students that propose several tokens from one place. `student` is among the module's parts, the teacher is
+    not: it is never trained."""
 
-    def __init__(self, teacher: Any, student: Student, settings: TrainSettings) -> None:
-        self.teacher = teacher
+    def __init__(self, teacher: Any, student: Any, settings: TrainSettings) -> None:
+        super().__init__()
         self.student = student
-        self.head = OutputHead(teacher)
-        self.embedding = teacher.get_input_embeddings()
+        self._teacher = [teacher]  # a list hides it
         self.settings = settings
-        self.device = teacher.device
-        divergence = torch.compile(_divergence, dynamic=False) if self.device.type == "cuda" else _divergence
-        self._divergence: Callable[..., torch.Tensor] = divergence
+        self.head = OutputHead(student.network)
+        self.teacher_head = OutputHead(teacher)
+        self.loss = RowLoss(self.head, self.teacher_head, settings.labels_used)
+        self.first = 0 if student.judges_anchor else 1
+        """The depth of a chain's first slot that is judged; the anchor's is 0."""
 
-    def inputs(self, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A batch on the device: ids, anchors, and every mask row's share of the loss."""
-        parts = batch.ids_BT, batch.anchors_BA, self._weights(batch, step)
-        ids_BT, anchors_BA, weights_N = (torch.from_numpy(part).to(self.device) for part in parts)
-        return ids_BT, anchors_BA, weights_N
+    @property
+    def teacher(self) -> Any:
+        return self._teacher[0]
 
-    def loss(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
-        texts, hidden = read_texts(self.teacher, ids_BT)
-        chains = ChainPass(texts, anchors_BA, self.settings.masks)
-        # A mask and the real row that it stands for share a position: there the teacher's answer lies.
-        width = ids_BT.shape[1]
-        places = (
-            chains.positions.clamp(max=width - 1)
-            + (torch.arange(len(ids_BT), device=self.device) * width)[:, None, None]
-        )
-        places_N = places.flatten()
-        outputs_XKC = self.student.outputs(chains)
-        judged, shares = [outputs_XKC.flatten(0, 1)], [1.0]
-        if self.student.sequential is not None:
-            before_XKC = self.embedding(ids_BT.flatten()[places_N]).view_as(outputs_XKC)
-            moved_XKC = outputs_XKC + self._moves(outputs_XKC, before_XKC)
-            judged, shares = [moved_XKC.flatten(0, 1), judged[0]], [1.0, self.settings.plain_weight]
-        kept = [(rows, share) for rows, share in zip(judged, shares, strict=True) if share]
-        return _ChunkedLoss.apply(
-            self._divergence, self.head, hidden[places_N], weights_N, [share for _, share in kept],
-            *(rows for rows, _ in kept),
-        )  # fmt: skip
-
-    def _moves(self, outputs_XKC: torch.Tensor, before_XKC: torch.Tensor) -> torch.Tensor:
-        assert self.student.sequential is not None
-        with torch.autocast(self.device.type, self.teacher.dtype, enabled=self.teacher.dtype != torch.float32):
-            return self.student.sequential.along(outputs_XKC, before_XKC)
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        """Ids, anchors, and every slot's share of the loss."""
+        return batch.ids_BT, batch.anchors_BA, self._weights(batch, step)
 
     def _weights(self, batch: Batch, step: int) -> np.ndarray:
-        """Every mask row's share of the loss; they sum to one. Nothing beyond the text's end counts."""
+        """B x A x S: every slot's share of the loss; they sum to one. Nothing beyond the text's end counts."""
         settings = self.settings
-        depth_K = np.arange(1, settings.k)
-        weights = settings.depth_decay ** (depth_K - 1.0) * (
-            batch.anchors_BA[..., None] + depth_K < batch.lengths_B[:, None, None] - 1
+        depth_S = np.arange(self.first, settings.masks + 1)
+        weights_BAS = settings.depth_decay ** np.maximum(depth_S - 1.0, 0.0) * (
+            batch.anchors_BA[..., None] + depth_S < batch.lengths_B[:, None, None] - 1
         )
         if settings.random_k:
             chance = np.random.default_rng([settings.seed, 2, step])
-            longest_BA = chance.integers(1, settings.k, batch.anchors_BA.shape)
-            weights = weights * (depth_K <= longest_BA[..., None])
-        return (weights / max(weights.sum(), 1e-9)).astype(np.float32).flatten()
+            weights_BAS = weights_BAS * (depth_S < chance.integers(2, settings.k + 1))
+        return (weights_BAS / max(weights_BAS.sum(), 1e-9)).astype(np.float32)
 
+    def forward(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_BAS: torch.Tensor) -> torch.Tensor:
+        with _half_precision(self.student, self.teacher):
+            return self._loss(ids_BT, anchors_BA, weights_BAS.flatten())
 
-def _divergence(
-    head: Head, teacher_nC: torch.Tensor, weights_n: torch.Tensor, shares: list[float], *judged: torch.Tensor
-) -> torch.Tensor:
-    with torch.no_grad():
-        target_nV = head(teacher_nC).log_softmax(dim=-1)
-    total = weights_n.new_zeros(())
-    for share, rows_nC in zip(shares, judged, strict=True):
-        said_nV = head(rows_nC).log_softmax(dim=-1)
-        apart_n = functional.kl_div(said_nV, target_nV, reduction="none", log_target=True).sum(dim=-1)
-        total = total + share * (apart_n * weights_n).sum()
-    return total
+    def _loss(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
+        texts, hidden_NC = read_texts(self.teacher, ids_BT) if self._needs_teacher else (None, None)
+        slots_XSC = self.student.slots(ids_BT, anchors_BA, texts, hidden_NC)
+        depth_S = torch.arange(self.first, self.settings.masks + 1, device=ids_BT.device)
+        # A mask and the real row that it stands for share a position: there the teacher's answer lies.
+        positions_BAS = anchors_BA[..., None] + depth_S
+        width = ids_BT.shape[1]
+        places_XS = flat_places(positions_BAS.clamp(max=width - 1), width).view(slots_XSC.shape[:2])
+        before_XK = ids_BT.flatten()[places_XS[:, -self.settings.masks :]]
+        if self.settings.objective == "online":
+            assert texts is not None and hidden_NC is not None
+            anchors_XC = hidden_NC[flat_places(anchors_BA, width)]
+            before_XK = self._proposed(slots_XSC.detach(), anchors_XC)
+            targets = self._criticised(texts, anchors_BA, anchors_XC, before_XK)
+        elif self._is_of_text:
+            targets = ids_BT.flatten()[flat_places((positions_BAS + 1).clamp(max=width - 1), width)]
+        else:
+            assert hidden_NC is not None
+            targets = hidden_NC[places_XS.flatten()]
+        judged, shares = self._judged(slots_XSC, before_XK)
+        return self.loss(judged, shares, targets, weights_N)
 
+    @property
+    def _is_of_text(self) -> bool:
+        return self.settings.labels_used == "text"
 
-class _ChunkedLoss(torch.autograd.Function):
-    """The loss in parts of so many rows, each with its gradient at once: the logits of all rows never lie in memory."""
+    @property
+    def _needs_teacher(self) -> bool:
+        return not (self._is_of_text and self.student.judges_anchor)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        divergence: Callable[..., torch.Tensor],
-        head: OutputHead,
-        teacher_NC: torch.Tensor,
-        weights_N: torch.Tensor,
-        shares: list[float],
-        *judged: torch.Tensor,
+    def _judged(self, slots_XSC: torch.Tensor, before_XK: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
+        """What the slots say, and what each version of it counts: with the sequential head, and without it."""
+        if self.student.sequential is None:
+            return [slots_XSC.flatten(0, 1)], [1.0]
+        before_XKC = self.teacher.get_input_embeddings()(before_XK)
+        with torch.autocast(slots_XSC.device.type, self.teacher.dtype, enabled=self.teacher.dtype != torch.float32):
+            moved_XSC = slots_XSC + self.student.sequential.along(slots_XSC, before_XKC)
+        versions = [(moved_XSC, 1.0), (slots_XSC, self.settings.plain_weight)]
+        kept = [(rows, share) for rows, share in versions if share]
+        return [rows.flatten(0, 1) for rows, _ in kept], [share for _, share in kept]
+
+    @torch.no_grad()
+    def _proposed(self, slots_XSC: torch.Tensor, anchors_XC: torch.Tensor) -> torch.Tensor:
+        """X x K: the student's own tokens at the places of its masks. The anchor proposes the first of them; what the
+        last mask proposes stands behind all masks."""
+        masks_XKC = slots_XSC[:, -self.settings.masks :]
+        first_X = self.head.best(slots_XSC[:, 0]) if self.student.judges_anchor else self.teacher_head.best(anchors_XC)
+        proposed, sequential = [first_X], self.student.sequential
+        state_XS = None if sequential is None else sequential.start(len(slots_XSC))
+        for depth in range(self.settings.masks - 1):
+            output_XC = masks_XKC[:, depth]
+            if sequential is not None:
+                before_XC = self.teacher.get_input_embeddings()(proposed[-1])
+                added_XC, state_XS = sequential(output_XC.float(), before_XC.float(), state_XS)
+                output_XC = output_XC + added_XC
+            proposed.append(self.head.best(output_XC))
+        # The teacher may not know the mask token, which an untrained student may well propose.
+        vocabulary = self.teacher.config.get_text_config().vocab_size
+        return torch.stack(proposed, dim=1).clamp(max=vocabulary - 1)
+
+    @torch.no_grad()
+    def _criticised(
+        self, texts: TextPass, anchors_BA: torch.Tensor, anchors_XC: torch.Tensor, proposed_XK: torch.Tensor
     ) -> torch.Tensor:
-        rows = max(1, _CHUNK_LOGITS // head.linear.weight.shape[0])
-        # Parts of one size where that is possible: a compiled function sees one shape.
-        count = len(weights_N)
-        parts = -(-count // rows)
-        rows = -(-count // parts)
-        total = weights_N.new_zeros(())
-        gradients = [torch.empty_like(part) for part in judged]
-        for start in range(0, count, rows):
-            span = slice(start, start + rows)
-            leaves = [part[span].detach().requires_grad_() for part in judged]
-            with torch.enable_grad():
-                loss = divergence(head, teacher_NC[span], weights_N[span], shares, *leaves)
-                found = torch.autograd.grad(loss, leaves)
-            for gradient, piece in zip(gradients, found, strict=True):
-                gradient[span] = piece
-            total += loss.detach()
-        ctx.save_for_backward(*gradients)
-        return total
+        """The teacher's final hidden states at all slots, reading the student's proposals behind the anchor."""
+        chains = ChainPass(texts, anchors_BA, self.settings.masks)
+        hidden = run(self.teacher, chains, chains.positions.reshape(1, -1), input_ids=proposed_XK.reshape(1, -1)).view(
+            *proposed_XK.shape, -1
+        )
+        if self.student.judges_anchor:
+            hidden = torch.cat([anchors_XC[:, None], hidden], dim=1)
+        return hidden.flatten(0, 1)
 
-    @staticmethod
-    def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
-        return (None,) * 5 + tuple(gradient * upstream[0] for gradient in ctx.saved_tensors)
+
+class RowObjective(nn.Module):
+    """For students that write one token at a time."""
+
+    def __init__(self, teacher: Any, student: Any, settings: TrainSettings) -> None:
+        super().__init__()
+        self.student = student
+        self._teacher = [teacher]
+        self.labels = settings.labels_used
+        self.loss = RowLoss(OutputHead(student.network), OutputHead(teacher), self.labels)
+
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        """Ids, and every row's share of the loss: those that an answer's tokens come out of count alike."""
+        places_T = np.arange(batch.ids_BT.shape[1])
+        weights_BT = (places_T >= batch.prompts_B[:, None] - 1) & (places_T < batch.lengths_B[:, None] - 1)
+        return batch.ids_BT, (weights_BT / weights_BT.sum()).astype(np.float32)
+
+    def forward(self, ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> torch.Tensor:
+        with _half_precision(self.student, self._teacher[0]):
+            if self.labels == "text":
+                targets = ids_BT.roll(-1, dims=1).flatten()
+            else:
+                targets = read_texts(self._teacher[0], ids_BT)[1]
+            return self.loss([self.student.rows(ids_BT)], [1.0], targets, weights_BT.flatten())
+
+
+def _half_precision(student: Any, teacher: Any) -> torch.autocast:
+    """A student with layers of its own holds them in float32 and computes as its teacher does."""
+    enabled = student.has_own_layers and teacher.dtype != torch.float32
+    return torch.autocast(teacher.device.type, teacher.dtype, enabled=enabled)

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 import stridelm
-from stridelm.model.adapter import AdapterConfig
-from stridelm.train.acceptance import Tally
 from stridelm.train.files import read_json_lines, write_bytes
-from stridelm.train.trainer import METRICS
+from stridelm.train.trainer import METRICS, Evaluation
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -57,41 +55,35 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def write_card(folder: Path, record: dict[str, Any], config: AdapterConfig, tally: Tally) -> None:
-    """README.md of an adapter: what it is, how it was made, what was measured."""
+def write_card(folder: Path, record: dict[str, Any], what: str, usage: list[str], evaluation: Evaluation) -> None:
+    """README.md of what was trained: what it is (`what`), the options that use it, how it was made, what was
+    measured."""
     data = record["data"]
-    unadapted = f" Layers without one: {', '.join(config.unadapted)}." if config.unadapted else ""
-    head = f"a sequential head of size {config.sequential_size}" if config.sequential_size else "no sequential head"
-    behind = ", behind the vocabulary" if config.extends_vocabulary else ""
-    rates = " ".join(f"{rate:.2f}" for rate in tally.acceptance)
-    prompts = f"{data['prompts_given']} from {record['prompts']}" if record["prompts"] else "none given"
-    card = f"""# A StrideLM adapter for {config.base}
-
-With it, {config.base} proposes up to {config.k} tokens per forward pass and verifies them in the next. Its answers do
-not change: the adapter is applied to mask rows only, and every token is compared with the base model's own.
-
-    stridelm generate --model {config.base} --adapter {folder.name} "Why is the sky blue?"
-
-- Format: see `adapter.json`; not a plain LoRA, and not to be merged into the base.
-- Base: {config.base}, fingerprint `{config.fingerprint[:16]}`. Low-rank parts of rank {config.rank} on
-  {len(config.targets)} linear layers, {config.masks} mask embeddings, {head}.{unadapted}
-- Mask token: `{config.mask_token}`, id {config.mask_token_id}{behind}.
-- Trained by self-distillation on the base model's own answers: {data["answers"]} answers
-  ({data["answer_tokens"]} tokens) to {data["prompts"]} prompts ({prompts}, {data["settings"]["self_prompts"]} made up
-  by the model itself). No other data.
-- Measured on {tally.texts} held-out prompts of the same kind ({tally.tokens} tokens): **{tally.tokens_per_forward:.2f}
-  tokens per forward**; acceptance by depth: {rates}.
-- Licence: the base model's; the answers are its own.
+    card = f"""{what}
+- To use it: `stridelm generate {shlex.join(usage)} "Why is the sky blue?"`
+{_learnt_from(record)}
+- Measured: **{evaluation.sentence}** ({evaluation.tokens} tokens).
+- Licence: the base model's.
 
 Made by:
 
     {record["command"]}
 
 at commit {record["commit"]}, stridelm {record["stridelm"]}, torch {record["versions"]["torch"]}, on
-{record["machine"]["device"]}. `train.json` has every setting, `metrics.jsonl` every measurement, `report.png` the
-curves.
+{record["machine"]["device"]}, base model {data["base"]} (fingerprint `{data["fingerprint"][:16]}`). `train.json` has
+every setting, `metrics.jsonl` every measurement, `report.png` the curves.
 """
     write_bytes(folder / "README.md", card.encode())
+
+
+def _learnt_from(record: dict[str, Any]) -> str:
+    data = record["data"]
+    if "objective" in data:
+        return f"- Trained on the {data['answers']} answers ({data['answer_tokens']} tokens) of {record['prompts']}."
+    prompts = f"{data['prompts_given']} from {record['prompts']}" if record["prompts"] else "none given"
+    return f"""- Trained by self-distillation on the base model's own answers: {data["answers"]} answers
+  ({data["answer_tokens"]} tokens) to {data["prompts"]} prompts ({prompts}, {data["settings"]["self_prompts"]} made up
+  by the model itself). No other data."""
 
 
 def draw_report(folder: Path) -> bool:
@@ -108,8 +100,11 @@ def draw_report(folder: Path) -> bool:
     if losses:
         left.plot(*zip(*losses, strict=True), color="#0072b2", linewidth=1)
     scale = "log" if any(loss > 0 for _, loss in losses) else "linear"
-    left.set(title="Loss: divergence from the teacher", xlabel="step", ylabel="nats per mask row", yscale=scale)
+    left.set(title="Loss", xlabel="step", ylabel="nats per row", yscale=scale)
     left.grid(alpha=0.3)
+    if not measured:
+        _draw_held_out(right, entries)
+        return _write_picture(figure, folder)
     steps = [entry["step"] for entry in measured]
     depths = max((len(entry["acceptance"]) for entry in measured), default=0)
     for depth in range(depths):
@@ -122,6 +117,18 @@ def draw_report(folder: Path) -> bool:
     speed = right.twinx()
     speed.plot(steps, [entry["tokens_per_forward"] for entry in measured], color="black", linewidth=2)
     speed.set(ylabel="tokens per forward (black)", ylim=(1, None))
+    return _write_picture(figure, folder)
+
+
+def _draw_held_out(axes: Any, entries: list[dict[str, Any]]) -> None:
+    losses = [(entry["step"], entry["held_out_loss"]) for entry in entries if "held_out_loss" in entry]
+    if losses:
+        axes.plot(*zip(*losses, strict=True), color="black", linewidth=2)
+    axes.set(title="Held-out answers", xlabel="step", ylabel="nats per token")
+    axes.grid(alpha=0.3)
+
+
+def _write_picture(figure: Any, folder: Path) -> bool:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
     write_bytes(folder / "report.png", picture.getvalue())

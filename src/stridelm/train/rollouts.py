@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +77,13 @@ class RolloutStore:
         self.checkpoint = checkpoint
         self.settings = settings
         self.report = report
+        answered = [line.with_answer() for line in lines] if settings.is_given else []
+        self.given_answers = [answer for _, answer in answered]
+        """Answers of the file, to be learnt instead of the model's own."""
+        if settings.is_given:
+            lines = [replace(line, prompt=prompt) for line, (prompt, _) in zip(lines, answered, strict=True)]
+            if not lines:
+                raise InputError(f"--objective {settings.objective} learns given answers: give a file with --prompts")
         self.given = [_checked(checkpoint, line) for line in lines]
         wanted = settings.self_prompts
         self.self_prompts = (0 if lines else DEFAULT_SELF_PROMPTS) if wanted is None else wanted
@@ -87,9 +94,11 @@ class RolloutStore:
             )
 
     def manifest(self) -> dict[str, object]:
-        digest = hashlib.sha256(json.dumps(self.given).encode()).hexdigest()
+        learnt = [self.given, self.given_answers] if self.given_answers else self.given
+        digest = hashlib.sha256(json.dumps(learnt).encode()).hexdigest()
         settings = {name: value for name, value in asdict(self.settings).items() if name in ROLLOUT_FIELDS}
-        return {
+        given: dict[str, object] = {"objective": self.settings.objective} if self.given_answers else {}
+        return given | {
             "base": self.checkpoint.name,
             "fingerprint": self.checkpoint.fingerprint,
             "prompts_given": len(self.given),
@@ -129,7 +138,8 @@ class RolloutStore:
         order = list(range(len(prompts)))
         random.Random(self.settings.seed).shuffle(order)
         held = set(order[:held_out])
-        answers = self._answers(self._requests(encoded, held))
+        answers = self._read_given(encoded, held) if self.given_answers else {}
+        answers |= self._answers(self._requests(encoded, held))
         per_prompt = self.settings.answers
         train: list[Text] = []
         measured: list[Text] = []
@@ -185,9 +195,28 @@ class RolloutStore:
         except InputError:
             return False
 
+    def _read_given(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, list[int]]:
+        """The file's answers, each with an end-of-text token, by number."""
+        tokenizer, answers = self.checkpoint.tokenizer, {}
+        end = tokenizer.eos_token_id
+        end = min(self.checkpoint.eos_ids) if not isinstance(end, int) else end
+        for index, (prompt, answer) in enumerate(zip(encoded, self.given_answers, strict=True)):
+            tokens: list[int] = tokenizer.encode(answer, add_special_tokens=False)
+            answers[index] = [*tokens, end][: self.checkpoint.context_length - len(prompt)]
+        return {index: answer for index, answer in answers.items() if index not in held or self._measures_given}
+
+    @property
+    def _measures_given(self) -> bool:
+        """Whether what is held out has the file's answers, too: without masks there is nothing else to measure."""
+        return self.settings.objective == "sft"
+
     def _requests(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, Request]:
         settings, requests = self.settings, {}
+        if self._measures_given:
+            return requests
         for index, tokens in enumerate(encoded):
+            if self.given_answers and index not in held:
+                continue
             chance = random.Random(settings.seed * 2**32 + index)
             longest = min(settings.answer_tokens, self.checkpoint.context_length - len(tokens))
             for which in range(1 if index in held else settings.answers):

@@ -1,10 +1,44 @@
 """The settings of a conversion, each defined once: command line, `train.json` and docs derive from these."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 
 from stridelm.params import InputError
 
 AUTO_DTYPE = "auto"
+MODES = {
+    "adapter": "low-rank parts that mask rows pass through; the model's own answers do not change",
+    "full": "every weight of a copy, which then stands alone: a plain Hugging Face folder",
+    "heads": "parallel prediction heads on the frozen model",
+    "draft": "a small draft model of the first --layers layers",
+}
+OBJECTIVES = {
+    "distill": "say what the model says when it reads its own answer",
+    "online": "say what the model says when it reads what the student proposed: the critic",
+    "ground-truth": "say the text of the answers in --prompts, the naive way",
+    "sft": "one token at a time on the answers in --prompts: makes a domain model (--mode full)",
+}
+_OBJECTIVES_OF = {
+    "adapter": ("distill", "online", "ground-truth"),
+    "full": tuple(OBJECTIVES),
+    "heads": ("distill", "ground-truth"),
+    "draft": ("distill",),
+}
+LABELS = {
+    "soft": "the teacher's whole distribution (KL)",
+    "hard": "the teacher's likeliest token",
+    "text": "the text's own token",
+}
+_LABELS_OF = {
+    "distill": ("soft", "hard", "text"),
+    "online": ("hard", "soft"),
+    "ground-truth": ("text",),
+    "sft": ("text",),
+}
+"""The first is the default; for heads it is the text's own token."""
+GATES = {"mask": "mask rows alone pass through the adapter", "none": "all rows do, so the model changes"}
+MEASURED_DRAFTS = 8
+"""Of a draft model, per forward, when it is measured."""
 
 
 class TrainingFailed(RuntimeError):
@@ -23,10 +57,34 @@ class PlaceSettings:
     """CPU threads; 0 takes one per core."""
 
 
+def _choices(what: str, choices: dict[str, str]) -> str:
+    return f"{what} " + "; ".join(f"{name}: {meaning}" for name, meaning in choices.items()) + "."
+
+
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """How a model is converted. The defaults suit a model of some hundred million parameters on one GPU."""
 
+    mode: str = field(default="adapter", metadata={"help": _choices("What is trained.", MODES)})
+    """What is trained."""
+    objective: str = field(default="distill", metadata={"help": _choices("What it learns.", OBJECTIVES)})
+    """What it learns."""
+    labels: str | None = field(
+        default=None,
+        metadata={
+            "help": _choices("What the loss compares with.", LABELS)
+            + " By default soft, with --objective online hard, for heads and given answers text."
+        },
+    )
+    """What the loss compares with."""
+    gate: str = field(default="mask", metadata={"help": _choices("Of an adapter.", GATES)})
+    """Of an adapter."""
+    layers: int = 2
+    """Of a draft model."""
+    heads: int = 4
+    """How many prediction heads."""
+    head_size: int | None = None
+    """Inner width of a head; by default the model's own."""
     self_prompts: int | None = None
     """Prompts that the model makes up for itself; by default 4096 without a file of prompts, none with one."""
     prompt_tokens: int = 384
@@ -46,11 +104,11 @@ class TrainSettings:
     k: int = 9
     """Tokens proposed per pass: a chain has k - 1 masks."""
     random_k: bool = False
-    """Draw every chain's k anew, from 2 up to k; otherwise all masks of a chain are trained."""
+    """Draw k anew for every step, from 2 up to k; otherwise all masks of a chain are trained."""
     rank: int = 56
     """Of the low-rank part that every linear layer gets."""
-    sequential_size: int = 512
-    """State size of the sequential head; 0 trains without it."""
+    sequential_size: int | None = None
+    """State size of the sequential head; 0 trains without it. By default 512 for a gated adapter; no other has one."""
     plain_weight: float = 0.3
     """With a sequential head: how much the loss of the drafts without it counts."""
     depth_decay: float = 0.9
@@ -63,8 +121,8 @@ class TrainSettings:
     """Chains on a text of full length; shorter ones have fewer in proportion."""
     steps: int = 2000
     """Steps of the optimiser."""
-    learning_rate: float = 1e-3
-    """Of AdamW, after a linear warm-up; falls to zero along a cosine."""
+    learning_rate: float | None = None
+    """Of AdamW, after a linear warm-up; falls to zero along a cosine. By default 1e-3, for --mode full 1e-5."""
     warmup: int = 100
     """Steps of the warm-up."""
     clip: float = 1.0
@@ -87,6 +145,27 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN is not
                 raise InputError(f"--{name.replace('_', '-')} must be between {low} and {high}, not {value}")
+        for name, choices in (("mode", MODES), ("objective", OBJECTIVES), ("labels", LABELS), ("gate", GATES)):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise InputError(f"there is no --{name} {value!r}: {', '.join(choices)} are known")
+        if self.objective not in _OBJECTIVES_OF[self.mode]:
+            raise InputError(
+                f"--objective {self.objective} does not go with --mode {self.mode}, which takes "
+                f"{', '.join(_OBJECTIVES_OF[self.mode])}"
+            )
+        if self.labels is not None and self.labels not in _LABELS_OF[self.objective]:
+            raise InputError(
+                f"--labels {self.labels} does not go with --objective {self.objective}, which takes "
+                f"{', '.join(_LABELS_OF[self.objective])}"
+            )
+        for each in fields(self):
+            matters = _MATTERS.get(each.name)
+            if matters is not None and getattr(self, each.name) != each.default and not matters(self):
+                raise InputError(
+                    f"--{each.name.replace('_', '-')} means nothing with --mode {self.mode} --objective "
+                    f"{self.objective} --gate {self.gate}: leave it out"
+                )
         if self.warmup >= self.steps:
             raise InputError(f"--warmup ({self.warmup}) must be less than --steps ({self.steps})")
         if self.texts * self.length % 8:
@@ -94,12 +173,74 @@ class TrainSettings:
 
     @property
     def masks(self) -> int:
-        return self.k - 1
+        """Drafts beyond the model's own next token: masks of a chain, or heads."""
+        return self.heads if self.mode == "heads" else self.k - 1
+
+    @property
+    def labels_used(self) -> str:
+        if self.labels is not None:
+            return self.labels
+        return "text" if self.mode == "heads" else _LABELS_OF[self.objective][0]
+
+    @property
+    def state_size(self) -> int:
+        """Of the sequential head."""
+        if self.sequential_size is not None:
+            return self.sequential_size
+        return _SEQUENTIAL_SIZE if self.mode == "adapter" and self.gate == "mask" else 0
+
+    @property
+    def peak_rate(self) -> float:
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return _FULL_RATE if self.mode == "full" else _RATE
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether masks are trained."""
+        return self.mode in ("adapter", "full") and self.objective != "sft"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the answers come from the file of prompts, and not from the model."""
+        return self.objective in ("ground-truth", "sft")
+
+
+_RATE, _FULL_RATE = 1e-3, 1e-5
+_SEQUENTIAL_SIZE = 512
+
+
+def _is_gated(settings: TrainSettings) -> bool:
+    return settings.mode == "adapter" and settings.gate == "mask"
+
+
+_MATTERS: dict[str, Callable[[TrainSettings], bool]] = {
+    "gate": lambda settings: settings.mode == "adapter",
+    "layers": lambda settings: settings.mode == "draft",
+    "heads": lambda settings: settings.mode == "heads",
+    "head_size": lambda settings: settings.mode == "heads",
+    "k": lambda settings: settings.has_chains,
+    "random_k": lambda settings: settings.has_chains,
+    "rank": lambda settings: settings.mode == "adapter",
+    "sequential_size": _is_gated,
+    "plain_weight": _is_gated,
+    "depth_decay": lambda settings: settings.has_chains or settings.mode == "heads",
+    "anchors": lambda settings: settings.has_chains or settings.mode == "heads",
+    "self_prompts": lambda settings: not settings.is_given,
+    "prompt_tokens": lambda settings: not settings.is_given,
+    "answers": lambda settings: not settings.is_given,
+    "greedy_share": lambda settings: not settings.is_given,
+    "temperature": lambda settings: not settings.is_given,
+    "answer_tokens": lambda settings: settings.objective != "sft",
+    "rollout_batch": lambda settings: settings.objective != "sft",
+}
+"""Where a setting means something; elsewhere it is refused."""
 
 
 _BOUNDS: list[tuple[str, float, float]] = [
     ("self_prompts", 0, 10**7), ("prompt_tokens", 4, 2**20), ("answers", 1, 1000), ("greedy_share", 0, 1),
     ("temperature", 0.01, 10), ("answer_tokens", 4, 2**20), ("rollout_batch", 1, 2**16), ("held_out", 1, 10**5),
+    ("layers", 1, 4096), ("heads", 1, 63), ("head_size", 1, 2**16),
     ("k", 2, 64), ("rank", 1, 4096), ("sequential_size", 0, 2**16), ("plain_weight", 0, 10), ("depth_decay", 0.1, 1),
     ("texts", 1, 2**16), ("length", 8, 2**20), ("anchors", 1, 2**16), ("steps", 1, 10**8), ("learning_rate", 1e-8, 1),
     ("warmup", 0, 10**7), ("clip", 1e-6, 1e6), ("seed", 0, 2**30), ("evaluate_every", 1, 10**8),

@@ -1,0 +1,118 @@
+"""A student that is a whole model: every weight of a copy is trained, and an ordinary token of its own is the mask.
+
+What comes out stands alone: a Hugging Face folder whose config.json names the mask token. Its own answers, one token at
+a time, are what verified decoding of it is exact to.
+
+Shape letters: as in stridelm.model.student; V vocabulary.
+"""
+
+import copy
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from tokenizers import AddedToken
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from stridelm.model.mask_token import MASK_KEY
+from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.student import mask_token, read_real_rows, read_together, run
+
+_ROUND_VOCABULARY = 64
+"""A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
+
+
+class FullStudent(nn.Module):
+    """The copy, in float32. Without masks it is an ordinary model that learns one token at a time."""
+
+    judges_anchor = True
+    has_own_layers = True
+    sequential = None
+
+    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masks: int) -> None:
+        super().__init__()
+        self.masks = masks
+        self.network: Any = copy.deepcopy(network).float().requires_grad_(True)
+        self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size)) if masks else None
+        if self.token is not None:
+            self._make_room(self.token[1])
+            setattr(self.network.config, MASK_KEY, self.token[1])
+
+    @torch.no_grad()
+    def _make_room(self, token: int) -> None:
+        """A row for the mask token, which starts as the mean of the others."""
+        embedding: Any = self.network.get_input_embeddings()
+        known = len(embedding.weight)
+        mean_C = embedding.weight.mean(dim=0)
+        if token >= known:
+            self.network.resize_token_embeddings(token + 1, pad_to_multiple_of=_ROUND_VOCABULARY, mean_resizing=False)
+            # Rows that no text uses: none of them may stand out.
+            for holder in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
+                holder.weight[known:] = holder.weight[:known].mean(dim=0)
+        self.network.get_input_embeddings().weight[token] = mean_C
+
+    def trained(self) -> list[nn.Parameter]:
+        return list(self.parameters())
+
+    def mask_rows(self) -> torch.Tensor:
+        assert self.token is not None, "a model that was not trained with masks"
+        embedding = self.network.get_input_embeddings()
+        return embedding(torch.full((self.masks,), self.token[1], device=self.network.device))
+
+    def slots(
+        self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
+    ) -> torch.Tensor:
+        return read_together(self.network, ids_BT, anchors_BA, self.mask_rows())
+
+    def outputs(self, chains: ChainPass) -> torch.Tensor:
+        """The final hidden states of all mask rows, X x K x C, of chains off texts that it has read itself."""
+        count = chains.anchors_BA.numel()
+        rows = self.mask_rows().expand(count, -1, -1).reshape(1, count * self.masks, -1)
+        hidden = run(self.network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows)
+        return hidden.view(count, self.masks, -1)
+
+    def rows(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """The final hidden states of all real rows, N x C."""
+        return read_real_rows(self.network, ids_BT)[1]
+
+
+def save_full(
+    folder: Path,
+    student: FullStudent,
+    weights: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: frozenset[int],
+    dtype: torch.dtype,
+) -> None:
+    """Write the model into a folder that may hold other files, config.json last: without it there is no model.
+    `weights` is the network's state, whole and on the CPU."""
+    network = student.network
+    network.generation_config.eos_token_id = sorted(eos_ids)
+    if student.token is not None:
+        name, token = student.token
+        tokenizer = copy.deepcopy(tokenizer)
+        if name not in tokenizer.get_vocab() and len(tokenizer) == token:
+            tokenizer.add_tokens([AddedToken(name, special=True)])  # type: ignore[list-item]
+    stored: dict[int, torch.Tensor] = {}
+    """By address: what is tied stays tied."""
+    for tensor in weights.values():
+        stored.setdefault(tensor.data_ptr(), tensor.to(dtype))
+    working = folder / ".writing"
+    shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+    network.config.dtype = dtype
+    try:
+        state = {name: stored[tensor.data_ptr()] for name, tensor in weights.items()}
+        network.save_pretrained(working, state_dict=state)
+        tokenizer.save_pretrained(working)
+        names = sorted(path.name for path in working.iterdir())
+        for name in (*(name for name in names if name != "config.json"), "config.json"):
+            os.replace(working / name, folder / name)
+            (folder / name).chmod(0o644)
+    except SafetensorError as error:
+        raise OSError(28, "No space left on device, or it cannot be written", str(folder)) from error
+    finally:
+        shutil.rmtree(working, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""The ways to convert a model, by `--mode`: who learns, what from, how it is measured, and what goes to disk.
+
+A new way is a student with its objective and a line in the table at the end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stridelm.model.adapter import CONFIG as ADAPTER_FILE
+from stridelm.model.adapter import Adapter, save_adapter
+from stridelm.model.draft_layers import DRAFT, DraftConfig, save_draft
+from stridelm.model.full_student import FullStudent, save_full
+from stridelm.model.heads import HEADS, HeadsConfig, save_heads
+from stridelm.model.load import Checkpoint
+from stridelm.model.small_students import DraftStudent, HeadsStudent
+from stridelm.model.student import Student
+from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader
+from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
+from stridelm.train.objective import ChainObjective, RowObjective
+from stridelm.train.parallel import gather
+from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
+
+Save = Callable[[Path | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a mode brings to a run."""
+
+    student: Any
+    objective: ChainObjective | RowObjective
+    measure: Measure | None
+    """None where nothing is proposed: then the loss on held-out answers is measured."""
+    save: Save
+    """Into a folder; the file that makes it whole comes last. Every process of a team takes part: those that are not to
+    write give None."""
+    card: str
+    """What it is, for its model card."""
+    shards: bool = False
+    """Whether processes that train together hold a part of the weights each."""
+
+
+def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
+    network = checkpoint.network
+    student = Student(network, settings.rank, settings.masks, settings.state_size, is_gated=settings.gate == "mask")
+
+    def adapter() -> Adapter:
+        return student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
+
+    def save(folder: Path | None) -> None:
+        if folder is not None:
+            save_adapter(folder, adapter())
+
+    measure = Measure(MaskReader(network, student))
+    return Conversion(student, ChainObjective(network, student, settings), measure, save, adapter_card(adapter()))
+
+
+def _full(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
+    network, is_plain = checkpoint.network, settings.objective == "sft"
+    student = FullStudent(network, checkpoint.tokenizer, 0 if is_plain else settings.masks)
+    objective = (RowObjective if is_plain else ChainObjective)(network, student, settings)
+    measure = None if is_plain else Measure(MaskReader(network, student))
+
+    def save(folder: Path | None) -> None:
+        weights = {name: gather(tensor) for name, tensor in student.network.state_dict().items()}
+        if folder is not None:
+            save_full(folder, student, weights, checkpoint.tokenizer, checkpoint.eos_ids, checkpoint.stored_dtype)
+
+    card = full_card(checkpoint.name, student.masks, student.token)
+    return Conversion(student, objective, measure, save, card, shards=True)
+
+
+def _heads(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
+    network = checkpoint.network
+    student = HeadsStudent(network, settings.heads, settings.head_size)
+    heads, size, width = student.heads.up_HSC.shape
+    config = HeadsConfig(checkpoint.name, checkpoint.fingerprint, width, heads, size)
+
+    def save(folder: Path | None) -> None:
+        if folder is not None:
+            save_heads(folder, config, student.heads)
+
+    measure = Measure(HeadsReader(network, student.heads))
+    return Conversion(student, ChainObjective(network, student, settings), measure, save, heads_card(config))
+
+
+def _draft(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
+    network = checkpoint.network
+    student = DraftStudent(network, settings.layers)
+    config = DraftConfig(checkpoint.name, checkpoint.fingerprint, settings.layers)
+
+    def save(folder: Path | None) -> None:
+        if folder is not None:
+            save_draft(folder, config, student.network)
+
+    measure = Measure(ModelReader(student.network, MEASURED_DRAFTS))
+    return Conversion(student, RowObjective(network, student, settings), measure, save, draft_card(config))
+
+
+_MAKERS: dict[str, Callable[[Checkpoint, TrainSettings], Conversion]] = {
+    "adapter": _adapter,
+    "full": _full,
+    "heads": _heads,
+    "draft": _draft,
+}
+RESULTS = {"adapter": ADAPTER_FILE, "full": "config.json", "heads": HEADS.file, "draft": DRAFT.file}
+"""The file without which a run of this mode has no result."""
+
+
+def usage(mode: str, model: str, out: str) -> list[str]:
+    """Options of `stridelm generate` that use what a run left."""
+    return {
+        "adapter": ["--model", model, "--adapter", out],
+        "full": ["--model", out],
+        "heads": ["--model", model, "--heads", out, "--decoder", "heads"],
+        "draft": ["--model", model, "--draft-model", out, "--decoder", "draft"],
+    }[mode]
+
+
+def values_trained(checkpoint: Checkpoint, settings: TrainSettings) -> int:
+    """About how many numbers are trained, for an estimate of the room that a run needs."""
+    network: Any = checkpoint.network
+    if settings.mode == "adapter":
+        linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
+        return settings.rank * sum(linear.in_features + linear.out_features for linear in linears)
+    width = int(network.config.get_text_config().hidden_size)
+    if settings.mode == "heads":
+        return 2 * settings.heads * width * (settings.head_size or width)
+    held = sum(parameter.numel() for parameter in network.parameters())
+    if settings.mode == "full":
+        return held
+    return held * settings.layers // int(network.config.get_text_config().num_hidden_layers)
+
+
+def make_conversion(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
+    torch.manual_seed(settings.seed)  # the student's first weights
+    return _MAKERS[settings.mode](checkpoint, settings)

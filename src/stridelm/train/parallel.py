@@ -1,0 +1,125 @@
+"""Several processes that train as one (torchrun, accelerate launch): each takes its share of every batch's texts.
+
+Adapters, heads and draft models are held whole by every process, and gradients are summed (DDP). Of a model that is
+tuned in full every process holds its shard of weights, gradients and moments (FSDP2).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from stridelm.params import InputError
+
+_PATIENCE = timedelta(hours=24)
+"""The first process makes the rollouts while the others wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """This process among all that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def check(self, texts: int) -> None:
+        if texts % self.size:
+            raise InputError(f"--texts ({texts}) must be a multiple of the number of processes ({self.size})")
+
+    def share(self, array: np.ndarray) -> np.ndarray:
+        """This process's part of an array over the texts of a batch."""
+        rows = len(array) // self.size
+        return array[self.rank * rows : (self.rank + 1) * rows]
+
+    @contextmanager
+    def first_before_others(self) -> Iterator[None]:
+        """The first process does it, then all others: what is on disk by then they find."""
+        if self.size > 1 and not self.is_first:
+            distributed.barrier()
+        yield
+        if self.size > 1 and self.is_first:
+            distributed.barrier()
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.size > 1:
+            distributed.all_reduce(tensor)
+        return tensor
+
+
+ALONE = Team()
+
+
+@contextmanager
+def joined() -> Iterator[Team]:
+    """The team that the launcher's environment names; a team of one without a launcher."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+    try:
+        yield Team(distributed.get_rank(), size)
+    finally:
+        distributed.destroy_process_group()
+
+
+def spread(objective: nn.Module, team: Team, *, shards: bool) -> nn.Module:
+    """The module whose loss this process computes for its share. What it returns counts `team.size` times, as gradients
+    are averaged over the processes."""
+    if team.size == 1:
+        return objective
+    if not shards:
+        return DistributedDataParallel(objective)
+    network: Any = objective.student.network  # type: ignore[union-attr]
+    for layer in network.base_model.layers:
+        fully_shard(layer)
+    # Embedding, output matrix and last norm stay whole from the loss to its gradient, which reads them.
+    fully_shard(objective, reshard_after_forward=False)
+    return objective
+
+
+@contextmanager
+def whole(objective: nn.Module) -> Iterator[None]:
+    """While this is open, every process holds all weights."""
+    shards = [module for module in objective.modules() if isinstance(module, FSDPModule)]
+    for module in shards:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.reshard()
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor, on the CPU; every process must ask."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+
+
+def scatter(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor where and as another one lies."""
+    tensor = tensor.to(like.device)
+    return distribute_tensor(tensor, like.device_mesh, like.placements) if isinstance(like, DTensor) else tensor
