@@ -5,7 +5,7 @@ tuned in full every process holds its shard of weights, gradients and moments (F
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -80,32 +80,40 @@ def joined() -> Iterator[Team]:
         distributed.destroy_process_group()
 
 
-def spread(objective: nn.Module, team: Team, *, shards: bool) -> nn.Module:
-    """The module whose loss this process computes for its share. What it returns counts `team.size` times, as gradients
-    are averaged over the processes."""
-    if team.size == 1:
-        return objective
-    if not shards:
-        return DistributedDataParallel(objective)
-    network: Any = objective.student.network  # type: ignore[union-attr]
-    for layer in network.base_model.layers:
-        fully_shard(layer)
-    # Embedding, output matrix and last norm stay whole from the loss to its gradient, which reads them.
-    fully_shard(objective, reshard_after_forward=False)
-    return objective
+class Spread:
+    """An objective whose loss several processes compute, each for its share of a batch. Weights are read only inside
+    `run`: there every process has those that it needs."""
+
+    def __init__(self, objective: nn.Module, team: Team, *, shards: bool) -> None:
+        self._loss: nn.Module = objective
+        self._root: nn.Module | None = None
+        if team.size > 1 and shards:
+            network: Any = objective.student.network  # type: ignore[union-attr]
+            for layer in network.base_model.layers:
+                fully_shard(layer)
+            # Embedding, output matrix and last norm stay whole from the loss to its gradient, which reads them.
+            self._root = fully_shard(_Root(objective), reshard_after_forward=False)
+        elif team.size > 1:
+            self._loss = DistributedDataParallel(objective)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """The loss of this process's share. Its gradient is averaged over the processes."""
+        return self.run(self._loss, *inputs)
+
+    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Something that runs the network."""
+        return function(*inputs) if self._root is None else self._root(function, *inputs)
 
 
-@contextmanager
-def whole(objective: nn.Module) -> Iterator[None]:
-    """While this is open, every process holds all weights."""
-    shards = [module for module in objective.modules() if isinstance(module, FSDPModule)]
-    for module in shards:
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in shards:
-            module.reshard()
+class _Root(nn.Module):
+    """What FSDP2 takes for the whole model: weights are there while it runs, whatever it runs."""
+
+    def __init__(self, objective: nn.Module) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        return function(*inputs)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

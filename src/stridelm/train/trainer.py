@@ -18,7 +18,7 @@ from stridelm.train.checkpoint import load_checkpoint_state, save_checkpoint
 from stridelm.train.conversion import make_conversion
 from stridelm.train.files import naming, write_bytes
 from stridelm.train.held_out import HeldOutLoss, held_out_loss
-from stridelm.train.parallel import ALONE, Team, local, spread, whole
+from stridelm.train.parallel import ALONE, Spread, Team, local
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainingFailed, TrainSettings
 
@@ -56,7 +56,7 @@ class Trainer:
         on_gpu = self.teacher.device.type == "cuda"
         if on_gpu:
             compile_layers(self.teacher, self.student.network)
-        self.module = spread(self.objective, team, shards=self.conversion.shards)
+        self.spread = Spread(self.objective, team, shards=self.conversion.shards)
         self.parameters = {n: p for n, p in self.student.named_parameters() if p.requires_grad}
         self.batches = Batches(rollouts.train, settings)
         self.held_out = [_shortened(text) for text in rollouts.held_out]
@@ -121,7 +121,7 @@ class Trainer:
 
     def _update(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        loss = self.module(*inputs)
+        loss = self.spread(*inputs)
         (loss * self.team.size).backward()  # processes' gradients are averaged, and their losses are shares of one
         torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.settings.clip)
         self.optimiser.step()
@@ -146,10 +146,12 @@ class Trainer:
         return evaluation
 
     def _measured(self) -> Evaluation:
-        with whole(self.objective):
-            if self.conversion.measure is not None:
-                return total(each for _, each in self.conversion.measure(self.held_out))
-            return held_out_loss(self.objective, self.held_out, self.settings, self.teacher.device)
+        return self.spread.run(self._measure)
+
+    def _measure(self) -> Evaluation:
+        if self.conversion.measure is not None:
+            return total(each for _, each in self.conversion.measure(self.held_out))
+        return held_out_loss(self.objective, self.held_out, self.settings, self.teacher.device)
 
 
 def _shortened(text: Text) -> Text:

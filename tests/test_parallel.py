@@ -1,0 +1,99 @@
+"""Several processes train as one: the losses of a run by two of them are those of a run by one."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from command_line import Call, assert_refused
+from killed import NEVER, train_until
+from stridelm.train.parallel import Team
+from training import SETTINGS, metrics, options, write_questions
+
+SHAPE = {name: value for name, value in SETTINGS.items() if name not in ("rank", "sequential_size")}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "an adapter": ("llama", {"rank": 2, "sequential_size": 4}),
+    "an adapter without a gate": ("gemma3", {"rank": 2, "gate": "none", "objective": "online"}),
+    "a whole model": ("llama", {"mode": "full", "learning_rate": 1e-3, "objective": "online"}),
+    "a whole model with one matrix at both ends": ("qwen3", {"mode": "full", "learning_rate": 1e-3}),
+}
+
+
+def run(family: str, settings: dict[str, Any], tiny_folder: Callable[..., Path]) -> list[str]:
+    shape = SHAPE | {"texts": 4, "steps": 10}
+    return [
+        "--model",
+        str(tiny_folder(family)),
+        "--out",
+        "run",
+        "--prompts",
+        "questions.txt",
+        *options(**shape | settings),
+    ]
+
+
+def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With two processes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "--module", "stridelm", "train", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    return {entry["step"]: entry["loss"] for entry in metrics(folder) if "loss" in entry}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    made = tmp_path / "one", tmp_path / "two"
+    for folder in made:
+        folder.mkdir()
+        write_questions(folder)
+    return made
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one(name: str, folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
+    arguments = run(*RUNS[name], tiny_folder)
+    one, two = folders
+    assert train_until(NEVER, one, arguments) == 0
+    done = launch(two, *arguments)
+    assert done.returncode == 0, done.stderr
+    expected = losses(one / "run")
+    assert expected.keys() == {5, 10} and expected[5] != expected[10]
+    assert losses(two / "run") == pytest.approx(expected, abs=1e-4)
+    assert done.stdout.count("try it:") == 1, "one of the processes speaks"
+    left = [{path.name for path in (folder / "run").iterdir()} for folder in folders]
+    assert left[0] == left[1]
+
+
+def test_two_processes_go_on_where_one_was_killed(folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
+    """Weights and moments of a checkpoint are whole, whoever wrote it and whoever reads it."""
+    arguments = run(*RUNS["a whole model"], tiny_folder)
+    one, two = folders
+    assert train_until(NEVER, one, arguments) == 0
+    assert train_until("open run/.checkpoint-000010.safetensors.writing", two, arguments) == -9
+    done = launch(two, *arguments, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert losses(two / "run") == pytest.approx(losses(one / "run"), abs=1e-4)
+
+
+def test_the_shares_of_a_batch_are_the_batch() -> None:
+    batch = np.arange(24).reshape(6, 4)
+    parts = [Team(rank, 3).share(batch) for rank in range(3)]
+    assert np.array_equal(np.concatenate(parts), batch)
+
+
+def test_a_batch_that_cannot_be_shared(
+    call: Call, tiny_folder: Callable[..., Path], monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stridelm.train.parallel.ALONE", Team(0, 3))
+    monkeypatch.chdir(tmp_path)
+    write_questions(tmp_path)
+    refused = call("train", *run(*RUNS["an adapter"], tiny_folder))
+    assert_refused(refused, "--texts (4) must be a multiple of the number of processes (3)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["questions.txt"]
