@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,35 +127,63 @@ def test_figures_are_those_of_one_prompt_at_a_time(
     assert subject["plain"]["tokens"] > 0
 
 
+@dataclass
+class Counted:
+    """The failures in strides of up to four tokens, by loops written out."""
+
+    strides: int = 0
+    misfits: int = 0
+    plausible: int = 0
+    at_once: list[int] = field(default_factory=lambda: [0] * 3)
+    in_stride: list[int] = field(default_factory=lambda: [0] * 3)
+    of: list[int] = field(default_factory=lambda: [0] * 3)
+
+    def add(self, strides: list[list[int]], rows: list[torch.Tensor]) -> None:
+        place = 0
+        for stride in strides:
+            self.strides += 1
+            for depth, token in enumerate(stride[1:], 1):
+                self.of[depth - 1] += 1
+                self.at_once[depth - 1] += token == stride[depth - 1]
+                self.in_stride[depth - 1] += stride.index(token) < depth
+                before, row = rows[place + depth - 1][stride[depth - 1]], rows[place + depth]
+                if before >= 0.01:
+                    self.plausible += 1
+                    self.misfits += bool(row[token] < 0.001 and (row > row[token]).sum() >= 50)
+            place += len(stride)
+
+    def check_repetition(self, failures: dict[str, Any]) -> None:
+        for name, counts in (("repeated_at_once", self.at_once), ("repeated_in_stride", self.in_stride)):
+            assert failures[name]["by_depth"] == [share(*each) for each in zip(counts, self.of, strict=True)]
+            assert failures[name]["all"] == share(sum(counts), sum(self.of))
+
+
+def in_fours(tokens: tuple[int, ...]) -> list[list[int]]:
+    return [list(tokens[at : at + 4]) for at in range(0, len(tokens), 4)]
+
+
 @pytest.mark.parametrize("name", ["adapted", "alone"])
 def test_failures_are_counted_in_the_longest_strides(
     name: str, measured: dict[str, Any], places: dict[str, Path]
 ) -> None:
-    model = load(places, name)
-    misfits = plausible = strides = 0
-    at_once, in_stride, of = [0] * 3, [0] * 3, [0] * 3
+    model, base = load(places, name), stridelm.load(str(places["base"]), settings=LoadSettings(device="cpu"))
+    written, own, plain = Counted(), Counted(), Counted()
     for prompt in PROMPTS[:COUNT]:
         result = model.generate(prompt, PARAMS, decoder=SETTINGS[-1])
-        answer, place = list(result.token_ids), 0
-        rows = probabilities(places, model.encode(prompt), answer)
-        for stride in result.strides:
-            strides += 1
-            for depth, token in enumerate(stride.tokens[1:], 1):
-                of[depth - 1] += 1
-                at_once[depth - 1] += token == stride.tokens[depth - 1]
-                in_stride[depth - 1] += stride.tokens.index(token) < depth
-                before, row = rows[place + depth - 1][stride.tokens[depth - 1]], rows[place + depth]
-                if before >= 0.01:
-                    plausible += 1
-                    misfits += bool(row[token] < 0.001 and (row > row[token]).sum() >= 50)
-            place += len(stride.tokens)
+        own_plain, base_plain = (each.generate(prompt, PARAMS, decoder="autoregressive") for each in (model, base))
+        for counted, tokens, strides in (
+            (written, result.token_ids, [list(stride.tokens) for stride in result.strides]),
+            (own, own_plain.token_ids, in_fours(own_plain.token_ids)),
+            (plain, base_plain.token_ids, in_fours(base_plain.token_ids)),
+        ):
+            counted.add(strides, probabilities(places, model.encode(prompt), list(tokens)))
     failures = measured["subjects"][name]["failures"]
-    assert (failures["k"], failures["strides"]) == (4, strides)
-    assert failures["misfits"] == share(misfits, plausible)
-    assert 0 < misfits < plausible, "random masks do not fit each other, mostly"
-    for field, counts in (("repeated_at_once", at_once), ("repeated_in_stride", in_stride)):
-        assert failures[field]["by_depth"] == [share(*each) for each in zip(counts, of, strict=True)]
-        assert failures[field]["all"] == share(sum(counts), sum(of))
+    assert (failures["k"], failures["strides"]) == (4, written.strides)
+    assert failures["misfits"] == share(written.misfits, written.plausible)
+    assert failures["misfits_of_own_plain"] == share(own.misfits, own.plausible)
+    assert 0 < written.misfits < written.plausible, "random masks do not fit each other, mostly"
+    written.check_repetition(failures)
+    plain.check_repetition(failures["base_plain"])
     assert 0 < len(failures["misfit_examples"]) <= 5 and failures["misfit_examples"][0].count("[") >= 2
 
 
