@@ -16,6 +16,7 @@ from reference import NEAR_TIE, decide, mask_row_outputs, reference, softmax
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.decode.adaptive import Adaptive
+from stridelm.draft.block import read_chain
 from stridelm.model.adapter import save_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.settings import LARGEST_K
@@ -230,6 +231,27 @@ def test_static_decoding_brings_k_tokens_a_pass(
             assert len(stride.confidence) == len(stride.tokens) and all(0 < each <= 1 for each in stride.confidence)
     assert (sequence.stats.tokens, sequence.stats.forwards) == (40, math.ceil(40 / k))
     assert not sequence.policy.exact
+
+
+@pytest.mark.parametrize("masks", [1, 3, 15])
+def test_masks_that_nothing_moves_say_without_candidates_what_they_say_with_them(
+    masks: int, adapted: Callable[..., tuple[LanguageModel, Naive]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, naive = adapted("llama", 0)
+    (ids, *_) = prompts_of(model)
+    logits, hidden = naive.masks_say(ids, masks)
+    # A bias of nothing changes no token, but has every mask's token drawn among candidates.
+    plain, biased = (
+        Sequence(ids, params, policy_of(model, masks + 1, 0.0), frozenset(), 512)
+        for params in (GREEDY, replace(GREEDY, logit_bias={65: 0.0}))
+    )
+    assert model.gate is not None
+    drawn = list(read_chain(model.gate, biased, ids, logits, hidden))
+    monkeypatch.setattr("stridelm.draft.block.draw_among", pytest.fail)
+    found = list(read_chain(model.gate, plain, ids, logits, hidden))
+    assert len(found) == masks
+    assert [token for token, _ in found] == [token for token, _ in drawn]
+    assert [likely for _, likely in found] == pytest.approx([likely for _, likely in drawn], abs=1e-6)
 
 
 # What a user asked for holds for tokens that nobody checks, too
