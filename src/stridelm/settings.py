@@ -75,7 +75,7 @@ class DecodeSettings:
     )
     """One of DECODERS."""
     k: int | None = None
-    """The most tokens that a drafter proposes in a row (self: k - 1 masks; heads: k - 1 of them); static: tokens a pass."""
+    """The most tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens a pass."""
     k_max: int | None = None
     """adaptive: the most tokens a pass (16)."""
     threshold: float | None = None
