@@ -26,7 +26,7 @@ from stridelm.model.store import save_folder
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
-from tiny import FAMILIES, plain_network
+from tiny import FAMILIES, plain_network, random_heads
 
 log = logging.getLogger("exactness")
 counts: Counter[str] = Counter()
@@ -47,7 +47,7 @@ SETTINGS = {
     ),
 }  # fmt: skip
 
-EXACT = ("autoregressive", "ngram", "draft", "self", "ensemble", "auto")
+EXACT = ("autoregressive", "ngram", "draft", "self", "heads", "ensemble", "auto")
 """The decoders that promise the text of plain decoding; one more is one more name here."""
 FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
 DECODERS = (*EXACT, *FAKES)
@@ -139,6 +139,12 @@ def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expect
     return model._policy(DecodeSettings(name))
 
 
+def lacks(model: LanguageModel, decoder: str) -> bool:
+    """The built-in model may come without its adapter or its heads."""
+    without_heads = decoder == "heads" and model._loaded.heads_by_name() is None
+    return without_heads or (decoder == "self" and model.gate is None)
+
+
 def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
     counts["cases"] += 1
     counts["tokens"] += len(expected)
@@ -165,7 +171,7 @@ def compare(
     params = with_length(SETTINGS[setting], tokens)
     expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
     for decoder in DECODERS:
-        if decoder == "self" and model.gate is None:
+        if lacks(model, decoder):
             continue
         batched = answers(model, policy_for(decoder, model, prompts, expected), prompts, params)
         for index, ids in enumerate(prompts):
@@ -174,6 +180,13 @@ def compare(
             if index < alone:
                 (answer,) = answers(model, policy_for(decoder, model, prompts, expected), [ids], params)
                 assert_same(case, expected[index], answer)
+
+
+@pytest.fixture
+def language_model(language_model: LanguageModel) -> LanguageModel:
+    """With random heads, too."""
+    model = language_model
+    return LanguageModel(model.target, model.draft, model.settings, model.gate, random_heads(model.target))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -192,7 +205,7 @@ def test_tiny_families(
     tiny_folder: Callable[..., Path],
 ) -> None:
     target, gate = converted(family)
-    model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
+    model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate, random_heads(target))
     prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
     compare(model, plain_network(str(tiny_folder(family))), prompts, setting, 24)
 
@@ -350,8 +363,8 @@ def replay_of_builtin(
 def test_builtin_replayed(setting: str, decoder: str, builtin_model: LanguageModel) -> None:
     """A thousand cases of prompt, decoder and sampling, of 64 tokens each."""
     assert len(VARIED_PROMPTS) == sum(BATCHES) and len(VARIED_PROMPTS) * len(SETTINGS) * len(EXACT) >= 1000
-    if decoder == "self" and builtin_model.gate is None:
-        pytest.skip("this package comes without an adapter")
+    if lacks(builtin_model, decoder):
+        pytest.skip(f"this package comes without what {decoder} needs")
     eos_ids = builtin_model.target.eos_ids
     params = endless(SETTINGS[setting], eos_ids)
     policy = builtin_model._policy(DecodeSettings(decoder))

@@ -34,6 +34,8 @@ FAMILIES = ("llama", "qwen3", "gemma3")
 PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
 GREEDY = SamplingParams(max_tokens=32)
 LAYERS = (0, 1)
+STATES = (*LAYERS, len(LAYERS))
+"""What each layer reads, and what the output head reads behind them."""
 BRANCHES, LONGEST = 3, 4
 CACHE_TOKENS = 2048
 
@@ -55,10 +57,10 @@ def drafts_by_likeness(state_TC: torch.Tensor, sequence: Sequence, name: str) ->
 
 @dataclass(eq=False)
 class ReadsHiddenStates:
-    """Keeps what two layers read at every token of a text."""
+    """Keeps what two layers and the output head read at every token of a text."""
 
     name = "hidden states"
-    layers: tuple[int, ...] = LAYERS
+    layers: tuple[int, ...] = STATES
     kept: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     finished: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     branches: list[tuple[list[int], dict[int, torch.Tensor]]] = field(default_factory=list)
@@ -149,7 +151,7 @@ def plain_keys_and_values(network: Any, text: list[int]) -> dict[int, tuple[torc
 def plain_states(network: Any, text: list[int]) -> dict[int, torch.Tensor]:
     """What the layers read, by a forward over the whole text."""
     hidden = network(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
-    return {layer: hidden[layer][0] for layer in LAYERS}
+    return {layer: hidden[layer][0] for layer in STATES}
 
 
 @dataclass
@@ -210,7 +212,7 @@ def assert_plain_states(bench: Bench, drafter: ReadsHiddenStates) -> None:
     kept = [(sequence.tokens[: sequence.cached], states) for sequence, states in drafter.finished.items()]
     for text, ours in kept + drafter.branches:
         theirs = plain_states(bench.network, text)
-        for layer in LAYERS:
+        for layer in STATES:
             torch.testing.assert_close(ours[layer], theirs[layer][-len(ours[layer]) :], rtol=1e-4, atol=1e-4)
 
 

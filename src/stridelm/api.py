@@ -18,6 +18,7 @@ from stridelm.model.adapter import check_base, load_adapter
 from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
+from stridelm.model.heads import Heads, heads_for, load_heads
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.mask_token import mask_token_adapter, names_mask_token
@@ -33,16 +34,19 @@ def load(
     *,
     adapter: str | Path | None = None,
     draft_model: str | None = None,
+    heads: str | Path | None = None,
     settings: LoadSettings | None = None,
 ) -> "LanguageModel":
     """Load a model: `smollm2` (built in), a Hugging Face folder, a hub id or a .gguf file.
 
     `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
     that one out. A model that stands alone after its conversion needs none: its config.json names a mask token.
+    `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()
     folder = adapter_folder(model, adapter)
     converted = load_adapter(folder) if folder else None
+    predicting = load_heads(Path(heads)) if heads is not None else None
     target = load_checkpoint(model, settings)
     draft = load_checkpoint(draft_model, settings) if draft_model else None
     if draft is not None:
@@ -52,7 +56,8 @@ def load(
     else:
         converted = mask_token_adapter(target)
     gate = None if converted is None else attach(target.network, converted)
-    return LanguageModel(target, draft, settings, gate)
+    given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
+    return LanguageModel(target, draft, settings, gate, given)
 
 
 def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
@@ -72,6 +77,11 @@ def may_have_masks(model: str, adapter: str | Path | None) -> bool:
     return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
 
 
+def may_have_heads(model: str, heads: str | Path | None) -> bool:
+    """Whether the decoder `heads` will find any."""
+    return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)
+
+
 def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
     ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
@@ -87,16 +97,22 @@ class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
     def __init__(
-        self, target: Checkpoint, draft: Checkpoint | None, settings: LoadSettings, gate: Gate | None = None
+        self,
+        target: Checkpoint,
+        draft: Checkpoint | None,
+        settings: LoadSettings,
+        gate: Gate | None = None,
+        heads: Heads | None = None,
     ) -> None:
-        """`gate` is what `attach` gave for the target's network."""
+        """`gate` is what `attach` gave for the target's network; `heads` were trained on it and lie on its device."""
         self.target = target
         self.draft = draft
         self.settings = settings
         self.gate = gate
+        self.heads = heads
         self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens), gate), target.tokenizer)
         draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
-        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward)
+        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward, heads)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
@@ -107,7 +123,7 @@ class LanguageModel:
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
-        return LanguageModel(self.target, self.draft, self.settings, self.gate)
+        return LanguageModel(self.target, self.draft, self.settings, self.gate, self.heads)
 
     def stream(
         self,
@@ -212,7 +228,12 @@ class LanguageModel:
 
     def _check(self, decoder: str | DecodeSettings) -> DecodeSettings:
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
-        settings.check(has_draft=self.draft is not None, mask_k=0 if self.gate is None else self.gate.k)
+        heads = self._loaded.heads_by_name() if settings.decoder == "heads" else self.heads
+        settings.check(
+            has_draft=self.draft is not None,
+            mask_k=0 if self.gate is None else self.gate.k,
+            heads_k=0 if heads is None else heads.k,
+        )
         return settings
 
     def _policy(self, settings: DecodeSettings) -> Policy:

@@ -41,6 +41,10 @@ Adapter = Annotated[
     typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
 ]
 
+HeadsFolder = Annotated[
+    str | None, typer.Option("--heads", help="A folder that `stridelm train --mode heads` made for the model.")
+]
+
 
 def _show_version(value: bool) -> None:
     if value:
@@ -69,6 +73,7 @@ def generate(
         str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
     ] = None,
     adapter: Adapter = None,
+    heads: HeadsFolder = None,
     profile: Annotated[
         Path | None,
         typer.Option("--profile", help="Decode as this file says, which `stridelm tune` wrote for the model."),
@@ -96,8 +101,9 @@ def generate(
     if profile is not None:
         _refuse_decoding_options(context)
     request = generate_command.Request(
-        prompt, prompts, model, adapter, draft_model, profile, decode, sampling, raw, race, json, batch, explain, load
-    )
+        prompt, prompts, model, adapter, draft_model, heads, profile, decode, sampling, raw, race, json, batch, explain,
+        load,
+    )  # fmt: skip
     generate_command.run(request)
 
 
@@ -174,6 +180,7 @@ def tune(
     model: Model = DEFAULT_MODEL,
     adapter: Adapter = None,
     draft_model: Annotated[str | None, typer.Option("--draft-model", help="A second model that may propose.")] = None,
+    heads: HeadsFolder = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 96,
     rounds: Annotated[int, typer.Option("--rounds", help="Measurements per prompt, after one to warm up.")] = 3,
     agreement: Annotated[
@@ -195,7 +202,7 @@ def tune(
     from stridelm import tune_command
 
     tune_command.run(
-        tune_command.Request(prompts, out, model, adapter, draft_model, max_tokens, rounds, agreement, load)
+        tune_command.Request(prompts, out, model, adapter, draft_model, heads, max_tokens, rounds, agreement, load)
     )
 
 

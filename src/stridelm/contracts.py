@@ -14,7 +14,8 @@ class Drafter(Protocol):
 
     name: str
     layers: tuple[int, ...]
-    """The layers of the target whose inputs it wants to see in `observe`; empty for most."""
+    """The layers of the target whose inputs it wants to see in `observe`; empty for most. The target's number of layers
+    stands for its output head, whose input lies behind the last norm."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 import stridelm
-from stridelm.api import LanguageModel, Prompt, may_have_masks
+from stridelm.api import LanguageModel, Prompt, may_have_heads, may_have_masks
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import read_profile
 from stridelm.prompts import PromptLine, read_prompts
@@ -31,6 +31,7 @@ class Request:
     model: str
     adapter: str | None
     draft_model: str | None
+    heads: str | None
     profile: Path | None
     """Takes the place of `decode`."""
     decode: DecodeSettings
@@ -59,6 +60,7 @@ def run(request: Request) -> None:
     request.decode.check(
         has_draft=request.draft_model is not None,
         mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
+        heads_k=LARGEST_K if may_have_heads(request.model, request.heads) else 0,
     )
     if request.prompts is not None:
         lines = read_prompts(request.prompts)
@@ -71,7 +73,11 @@ def run(request: Request) -> None:
 def _load(request: Request, fingerprint: str | None) -> LanguageModel:
     """`fingerprint`: of the model that the profile was made for."""
     model = stridelm.load(
-        request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load
+        request.model,
+        adapter=request.adapter,
+        draft_model=request.draft_model,
+        heads=request.heads,
+        settings=request.load,
     )
     if fingerprint not in (None, model.target.fingerprint):
         raise InputError(

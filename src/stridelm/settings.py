@@ -35,10 +35,11 @@ class LoadSettings:
 AUTO = "auto"
 PLAIN = "autoregressive"
 DECODERS = {
-    AUTO: "a planner weighs what is there (masks, draft model, n-grams) against what a wider pass costs on this "
+    AUTO: "a planner weighs what is there (masks, heads, draft model, n-grams) against what a wider pass costs on this "
     "machine, and takes one token per forward where nothing pays",
     PLAIN: "one token per forward",
     "self": "the model itself, with its adapter, proposes while it verifies what it proposed before",
+    "heads": "prediction heads on the model's last hidden state propose, verified",
     "draft": "a second model proposes, verified",
     "ngram": "proposes what followed the same words before, verified",
     "ensemble": "all of these proposals in one tree, verified",
@@ -50,6 +51,7 @@ _TAKES = {
     AUTO: ("k", "nodes", "tolerance"),
     PLAIN: (),
     "self": ("k", "nodes", "tolerance"),
+    "heads": ("k", "nodes", "tolerance"),
     "draft": ("k", "tolerance"),
     "ngram": ("k", "tolerance"),
     "ensemble": ("k", "nodes", "tolerance"),
@@ -73,7 +75,7 @@ class DecodeSettings:
     )
     """One of DECODERS."""
     k: int | None = None
-    """The most tokens that a drafter proposes in a row (self: k - 1 masks); static: tokens a pass."""
+    """The most tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens a pass."""
     k_max: int | None = None
     """adaptive: the most tokens a pass (16)."""
     threshold: float | None = None
@@ -81,7 +83,7 @@ class DecodeSettings:
     tolerance: float = 0.0
     """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
     nodes: int | None = None
-    """auto, self, ensemble: the most proposed tokens, over all branches, that a pass verifies."""
+    """auto, self, heads, ensemble: the most proposed tokens, over all branches, that a pass verifies."""
 
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
@@ -108,8 +110,9 @@ class DecodeSettings:
     def _takes(self) -> tuple[str, ...]:
         return _TAKES[self.decoder]
 
-    def check(self, *, has_draft: bool, mask_k: int) -> None:
-        """Refuse what the loaded model cannot do. `mask_k`: the k that its masks were trained for; 0 without masks."""
+    def check(self, *, has_draft: bool, mask_k: int, heads_k: int = 0) -> None:
+        """Refuse what the loaded model cannot do. `mask_k`: the k that its masks were trained for; 0 without masks.
+        `heads_k`: the same of its prediction heads."""
         if self.decoder == "draft" and not has_draft:
             raise InputError(
                 "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))"
@@ -121,6 +124,13 @@ class DecodeSettings:
             )
         if self.decoder in _NEEDS_MASKS and self.k is not None and self.k > mask_k:
             raise InputError(f"k must be at most {mask_k}, which the adapter was trained for, not {self.k}")
+        if self.decoder == "heads" and not heads_k:
+            raise InputError(
+                "the decoder heads needs prediction heads: give their folder with --heads (load(heads=...)), or make "
+                "some with `stridelm train --mode heads`"
+            )
+        if self.decoder == "heads" and self.k is not None and self.k > heads_k:
+            raise InputError(f"k must be at most {heads_k}, one more than there are heads, not {self.k}")
 
 
 def _is_number(value: object) -> bool:

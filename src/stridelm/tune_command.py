@@ -39,6 +39,7 @@ class Request:
     model: str
     adapter: str | None
     draft_model: str | None
+    heads: str | None
     max_tokens: int
     rounds: int
     agreement: float
@@ -60,14 +61,22 @@ class Sample:
 def run(request: Request) -> None:
     lines = _checked(request)
     model = stridelm.load(
-        request.model, adapter=request.adapter, draft_model=request.draft_model, settings=request.load
+        request.model,
+        adapter=request.adapter,
+        draft_model=request.draft_model,
+        heads=request.heads,
+        settings=request.load,
     )
     if len(lines) > MOST_PROMPTS:
         print(f"{request.prompts}: the first {MOST_PROMPTS} of {len(lines)} prompts are used", file=sys.stderr)
         lines = lines[:MOST_PROMPTS]
     params = SamplingParams(max_tokens=request.max_tokens)
     _check_prompts(model, lines, params)
-    settings = candidates(has_draft=model.draft is not None, mask_k=0 if model.gate is None else model.gate.k)
+    settings = candidates(
+        has_draft=model.draft is not None,
+        mask_k=0 if model.gate is None else model.gate.k,
+        heads_k=0 if model.heads is None else model.heads.k,
+    )
     measured = measure(model, [line.prompt for line in lines], settings, params, request.rounds)
     chosen = choose(measured, request.agreement)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +89,12 @@ def run(request: Request) -> None:
     if not drawn:
         print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
     model_name = None if request.model == DEFAULT_MODEL else request.model
-    given = {"--model": model_name, "--adapter": request.adapter, "--draft-model": request.draft_model}
+    given = {
+        "--model": model_name,
+        "--adapter": request.adapter,
+        "--draft-model": request.draft_model,
+        "--heads": request.heads,
+    }
     needed = [part for name, value in given.items() if value is not None for part in (name, value)]
     print(f'\nuse it: {shlex.join(["stridelm", "generate", *needed, "--profile", str(file)])} "..."')
 
@@ -110,11 +124,14 @@ def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: Sampli
             raise InputError(f"{line.place}: {error}") from error
 
 
-def candidates(*, has_draft: bool, mask_k: int) -> list[DecodeSettings]:
-    """What is worth a try with what is loaded, plain decoding first. `mask_k` is 0 without masks."""
+def candidates(*, has_draft: bool, mask_k: int, heads_k: int = 0) -> list[DecodeSettings]:
+    """What is worth a try with what is loaded, plain decoding first. `mask_k` is 0 without masks, `heads_k` without
+    prediction heads."""
     found = [DecodeSettings(PLAIN), DecodeSettings(), *(DecodeSettings(nodes=nodes) for nodes in (4, 8, 16))]
     if mask_k:
         found += [DecodeSettings("self", k=k) for k in sorted({3, 5, mask_k}) if k <= mask_k]
+    if heads_k:
+        found += [DecodeSettings("heads", k=k) for k in sorted({3, heads_k}) if k <= heads_k]
     found += [DecodeSettings("ngram", k=k) for k in (4, 8)]
     if has_draft:
         found += [DecodeSettings("draft", k=k) for k in (4, 8)]

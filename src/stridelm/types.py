@@ -113,7 +113,7 @@ class Block:
     defers_masks: bool = False
     """The output head does not run on the masks: whoever needs their logits has it run on some of them later."""
     layers: tuple[int, ...] = ()
-    """The layers whose input is wanted, for all rows."""
+    """The layers whose input is wanted, for all rows; their number stands for the output head."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -157,7 +157,8 @@ class Output:
     hidden_WC: torch.Tensor | None = None
     """What the output head read; only from steps that hold masks."""
     layers_qC: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """Layer -> what it read, for all rows of the block, of the layers that were asked for."""
+    """Layer -> what it read, for all rows of the block, of the layers that were asked for. The number of layers stands
+    for the output head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Verified drafts from whatever drafts there are, as many as pay: the policy behind `auto`, `self` and `ensemble`.
+"""Verified drafts from whatever drafts there are, as many as pay: the policy behind `auto`, `self`, `heads` and
+`ensemble`.
 
 Before a step every drafter proposes; the proposals become one tree, ranked by how often such nodes have stood; the
 planner decides how much of it is run and where masks hang. After the step the masks nearest to the path's end are kept
@@ -18,7 +19,8 @@ from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
 from stridelm.decode.rates import DepthRates, Pace, Use
 from stridelm.draft.calibration import Calibration
-from stridelm.draft.mask import Chain, MaskDrafter
+from stridelm.draft.grow import Chain
+from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.merge import merge
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import follow

@@ -10,11 +10,15 @@ from stridelm.decode.cost import Cost, load_or_measure
 from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.draft_model import ModelDrafter
+from stridelm.draft.heads import HeadsDrafter
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import NgramDrafter
+from stridelm.model import builtin
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate
+from stridelm.model.heads import Heads, heads_for, load_heads
 from stridelm.model.load import Checkpoint
+from stridelm.model.scorer import Scorer
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
 _NGRAM_K, _DRAFT_K, _STATIC_K, _K_MAX = 8, 8, 3, 16
@@ -36,6 +40,9 @@ class Loaded:
     draft: Checkpoint | None
     draft_forward: TorchForward | None
     """Shared by all who draft with the draft model."""
+    heads: Heads | None
+    """Those that the user gave."""
+    _builtin_heads: Heads | None = None
     _cost: Cost | None = None
 
     @property
@@ -44,6 +51,28 @@ class Loaded:
         if self._cost is None:
             self._cost = load_or_measure(self.target, self.forward)
         return self._cost
+
+    @property
+    def is_wide(self) -> bool:
+        return self.cost(64) < _IS_WIDE * self.cost(1)
+
+    @property
+    def branches(self) -> int:
+        return _WIDE_BRANCHES if self.is_wide else 2
+
+    def heads_by_name(self) -> Heads | None:
+        """For who asks for heads by name: those that the user gave, or those that come with the built-in model, which
+        are loaded only then."""
+        if self.heads is None and self._builtin_heads is None and self.target.name == builtin.NAME:
+            folder = builtin.builtin_heads()
+            if folder is not None:
+                self._builtin_heads = heads_for(self.target, folder, *load_heads(folder))
+        return self.heads or self._builtin_heads
+
+    def heads_drafter(self, heads: Heads, k: int | None) -> HeadsDrafter:
+        network = self.target.network
+        layers = int(network.config.get_text_config().num_hidden_layers)
+        return HeadsDrafter(heads, Scorer(network), layers=layers, k=min(k or heads.k, heads.k), branches=self.branches)
 
     def model_drafter(self, k: int | None) -> ModelDrafter:
         draft, forward = self.draft, self.draft_forward
@@ -60,29 +89,42 @@ def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
     return Adaptive(k_max, threshold, _gate(loaded))
 
 
-def _planned(settings: DecodeSettings, loaded: Loaded, *, masks_only: bool = False, switches: bool = False) -> Policy:
-    """Everything that drafts, or the masks alone."""
-    cost, gate = loaded.cost, loaded.gate
-    is_wide = cost(64) < _IS_WIDE * cost(1)
-    drafters: list[Drafter] = [] if masks_only else [NgramDrafter(settings.k or _NGRAM_K)]
-    if loaded.draft is not None and not masks_only:
+def _everything(settings: DecodeSettings, loaded: Loaded, *, switches: bool = False) -> Policy:
+    drafters: list[Drafter] = [NgramDrafter(settings.k or _NGRAM_K)]
+    if loaded.heads is not None:
+        drafters.append(loaded.heads_drafter(loaded.heads, settings.k))
+    if loaded.draft is not None:
         drafters.append(loaded.model_drafter(settings.k))
+    return _planned(settings, loaded, loaded.gate, drafters, switches=switches)
+
+
+def _heads(settings: DecodeSettings, loaded: Loaded) -> Policy:
+    heads = loaded.heads_by_name()
+    assert heads is not None, "DecodeSettings.check lets this pass only with heads"
+    return _planned(settings, loaded, None, [loaded.heads_drafter(heads, settings.k)])
+
+
+def _planned(
+    settings: DecodeSettings, loaded: Loaded, gate: Gate | None, drafters: list[Drafter], *, switches: bool = False
+) -> Policy:
+    """Masks, if there is a gate, and these drafters, as far as they pay."""
     return Planned(
-        cost,
-        masks=None if gate is None else MaskDrafter(gate, _WIDE_BRANCHES if is_wide else 2),
+        loaded.cost,
+        masks=None if gate is None else MaskDrafter(gate, loaded.branches),
         k=1 if gate is None else min(settings.k or gate.k, gate.k),
         drafters=tuple(drafters),
-        nodes=settings.nodes or (_WIDE_NODES if is_wide else _NODES),
+        nodes=settings.nodes or (_WIDE_NODES if loaded.is_wide else _NODES),
         tolerance=settings.tolerance,
         switches=switches,
     )
 
 
 _MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
-    AUTO: lambda settings, loaded: _planned(settings, loaded, switches=True),
+    AUTO: lambda settings, loaded: _everything(settings, loaded, switches=True),
     PLAIN: lambda settings, loaded: Autoregressive(),
-    "self": lambda settings, loaded: _planned(settings, loaded, masks_only=True),
-    "ensemble": _planned,
+    "self": lambda settings, loaded: _planned(settings, loaded, _gate(loaded), []),
+    "heads": _heads,
+    "ensemble": _everything,
     "draft": lambda settings, loaded: Speculative(loaded.model_drafter(settings.k), settings.tolerance),
     "ngram": lambda settings, loaded: Speculative(NgramDrafter(settings.k or _NGRAM_K), settings.tolerance),
     "adaptive": lambda settings, loaded: _adaptive(

@@ -41,6 +41,12 @@ def builtin_adapter() -> Path | None:
     return folder if (folder / "adapter.json").is_file() else None
 
 
+def builtin_heads() -> Path | None:
+    """The built-in model's prediction heads, which come with the package; None while they do not."""
+    folder = Path(__file__).parent.parent / "adapters" / f"{NAME}-heads"
+    return folder if (folder / "heads.json").is_file() else None
+
+
 def ensure_builtin() -> Path:
     """The built-in model's folder; fetches and converts the model when it is not there yet.
 

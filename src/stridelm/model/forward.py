@@ -64,7 +64,7 @@ def _run_transformers(
     wanted_W: torch.Tensor,
     step: Step,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The logits of the wanted rows, and what the layers read that the step asks for."""
+    """The logits of the wanted rows, and what the layers, or the output head, read that the step asks for."""
     output = network(
         input_ids=ids_1Q if embedded_1QC is None else None,
         inputs_embeds=embedded_1QC,
@@ -74,5 +74,6 @@ def _run_transformers(
         output_hidden_states=bool(step.rows.layers),
         stride_step=step,
     )
+    # The last of transformers' hidden states lies behind the last norm: what the output head reads.
     layers = {layer: output.hidden_states[layer][0] for layer in step.rows.layers}
     return cast(torch.Tensor, output.logits)[0].float(), layers

@@ -24,6 +24,7 @@ from stridelm.model.adapter import Adapter
 from stridelm.model.few_rows import LowRankSum
 from stridelm.model.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
 from stridelm.model.llama_layer import LlamaLayer
+from stridelm.model.scorer import Scorer
 from stridelm.params import InputError
 from stridelm.types import Rows
 
@@ -62,8 +63,9 @@ class Gate:
             store_linears(head, storage)
         self.output_weight_VC = None if head is None else _output_weight(network)
         """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
-        self.softcap: float | None = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
-        self.head: Any = network.get_output_embeddings()
+        self.score = Scorer(network)
+        """The logits of rows whose scoring was deferred."""
+        self.softcap = self.score.softcap
 
     @contextmanager
     def open(self, rows: Rows) -> Iterator[GatedPass]:
@@ -78,12 +80,6 @@ class Gate:
             yield in_flight
         finally:
             _PASS.reset(token)
-
-    @torch.inference_mode()
-    def score(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """The logits of rows whose scoring was deferred."""
-        logits_XV = self.head(hidden_XC).float()
-        return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
 
     def read(
         self, hidden_XC: torch.Tensor, before: list[int], state_XS: torch.Tensor

@@ -54,6 +54,12 @@ class HeadsConfig:
     heads: int
     size: int
 
+    def __post_init__(self) -> None:
+        for name in ("width", "heads", "size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number above 0, not {value!r}")
+
 
 def save_heads(folder: Path, config: HeadsConfig, module: Heads) -> None:
     save_part(folder, HEADS, config, module.state_dict())

@@ -68,6 +68,9 @@ def run_llama(
         if index in step.rows.layers:
             read[index] = hidden_QC
         hidden_QC = layer.forward(hidden_QC, cosine_Q1D, sine_Q1D, step)
+    if len(decoder.layers) in step.rows.layers:
+        read[len(decoder.layers)] = decoder.norm(hidden_QC)
+    # Apart from the above, so that nobody's wish for hidden states shows in the bits of the logits.
     return network.lm_head(decoder.norm(hidden_QC[wanted_W])), read
 
 

@@ -123,6 +123,6 @@ def check_base(folder: Path, kind: Kind, trained_on: tuple[str, str], base: tupl
     """What was trained on a base model is of use with its weights, and with no others. Each is (name, fingerprint)."""
     if trained_on[1] != base[1]:
         raise InputError(
-            f"{folder}: this {kind.noun} is for {trained_on[0]} (fingerprint {trained_on[1][:12]}), but {base[0]} has "
+            f"{folder}: holds the {kind.noun} of {trained_on[0]} (fingerprint {trained_on[1][:12]}), but {base[0]} has "
             f"other weights ({base[1][:12]}): {remedy}"
         )

@@ -1,0 +1,169 @@
+"""Trees of drafts from scores that were made side by side: one row of logits for each place to come.
+
+Masks and prediction heads both say, by themselves, what may stand at their places; here a tree is grown from that. None
+of them saw the others' drafts. Where there is a sequential head, it reads these, one after the other, and moves what
+is said of the next place; so two branches of a tree get different continuations.
+
+Shape letters: D places of a chain, V vocabulary, C model width, N candidates, X nodes that are drafted from together,
+S state of the sequential head.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from stridelm.model.gated import Gate
+from stridelm.sampling import perturbed_among
+from stridelm.types import ROOT, DraftTree, Sequence
+
+CANDIDATES = 64
+"""The likeliest tokens of each place, among which its drafts are chosen: the whole vocabulary takes long to score."""
+
+
+@dataclass(slots=True)
+class Chain:
+    """What was said of the places behind one row, by its masks or heads, and how far the text has come since."""
+
+    logits_DV: torch.Tensor
+    hidden_DC: torch.Tensor
+    used: int = 0
+    """Places that are taken by now."""
+    state_1S: torch.Tensor | None = None
+    """The sequential head's, after it has read what took these places."""
+    candidates: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Depth -> likeliest tokens and their logits; found when they are needed."""
+    states: dict[tuple[int, ...], torch.Tensor | None] = field(default_factory=dict)
+    """Tokens read since the latest look -> the sequential head's state behind them, of what was drafted."""
+
+    @property
+    def left(self) -> int:
+        return len(self.hidden_DC) - self.used
+
+    def at(self, level: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The likeliest tokens, and their logits, so many places on."""
+        depth = self.used + level
+        if depth not in self.candidates:
+            logits_V = self.logits_DV[depth]
+            found = logits_V.topk(min(CANDIDATES, len(logits_V)), sorted=False)
+            self.candidates[depth] = found.indices, found.values
+        return self.candidates[depth]
+
+
+@dataclass(slots=True)
+class _Bud:
+    """A node, or the text itself, that may get children."""
+
+    place: int
+    """The sequence's, among those drafted for."""
+    node: int
+    text: list[int]
+    """All tokens up to it."""
+    path: float
+    """How likely it and all its ancestors are to stand."""
+    state_1S: torch.Tensor | None
+    """The sequential head's, before it has read this node's token."""
+
+
+class TreeGrower:
+    """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
+
+    def __init__(self, name: str, branches: int, gate: Gate | None = None) -> None:
+        """`name`: whose drafts these are; `branches`: the most children of a node, and the most nodes of a depth that
+        get children; `gate`: whose sequential head reads what was chosen, if it has one."""
+        self.name = name
+        self.branches = branches
+        self._reader = gate
+        self.levels = 0
+        """Depths that were drafted so far, over all calls."""
+
+    @torch.inference_mode()
+    def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
+        """Grow a tree off each text, depth by depth, the likeliest nodes of each going on. Nodes that are less likely
+        to stand than `floor` are left out; so is everything behind an end of text."""
+        trees = [_Growing() for _ in sequences]
+        buds = [
+            _Bud(place, ROOT, sequence.tokens, 1.0, chain.state_1S)
+            for place, (sequence, chain) in enumerate(zip(sequences, chains, strict=True))
+        ]
+        for level in range(depth):
+            buds = [bud for bud in buds if level < chains[bud.place].left]
+            if not buds:
+                break
+            self.levels += 1
+            going = [chains[bud.place] for bud in buds]
+            moved_XC, states = self._read(going, level, [bud.text[-1] for bud in buds], [bud.state_1S for bud in buds])
+            children: list[_Bud] = []
+            for place in sorted({bud.place for bud in buds}):
+                own = [number for number, bud in enumerate(buds) if bud.place == place]
+                chain, sequence = chains[place], sequences[place]
+                tokens_N, logits_N = chain.at(level)
+                logits_XN = logits_N.expand(len(own), -1)
+                if moved_XC is not None and self._reader is not None:
+                    logits_XN = self._reader.moved(tokens_N, logits_XN, moved_XC[own])
+                texts = [buds[number].text for number in own]
+                for number, choices in zip(own, self._likeliest(tokens_N, logits_XN, sequence, texts), strict=True):
+                    bud = buds[number]
+                    chain.states[tuple(bud.text[-1 - level :])] = states[number]
+                    for token, score in choices:
+                        path = bud.path * score
+                        if path >= floor:
+                            node = trees[place].add(token, bud.node, score)
+                            if token not in sequence.eos_ids:
+                                children.append(_Bud(place, node, [*bud.text, token], path, states[number]))
+            buds = self._likeliest_buds(children)
+        return [tree.whole(self.name) for tree in trees]
+
+    def _read(
+        self, chains: list[Chain], level: int, before: list[int], states: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """What the sequential head adds to the outputs so many places on once it has read the token before each, and
+        its states."""
+        if self._reader is None or self._reader.sequential_head is None:
+            return None, states
+        hidden_XC = torch.stack([chain.hidden_DC[chain.used + level] for chain in chains])
+        zero_1S = self._reader.sequential_head.start(1)
+        state_XS = torch.cat([zero_1S if state is None else state for state in states])
+        moved_XC, state_XS = self._reader.read(hidden_XC, before, state_XS)
+        return moved_XC, list(state_XS.split(1))
+
+    def _likeliest(
+        self, tokens_N: torch.Tensor, logits_XN: torch.Tensor, sequence: Sequence, texts: list[list[int]]
+    ) -> list[list[tuple[int, float]]]:
+        """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
+        if not sequence.params.is_plain_greedy:
+            scores = [
+                perturbed_among(tokens_N, logits_N, sequence, text)
+                for logits_N, text in zip(logits_XN, texts, strict=True)
+            ]
+            logits_XN = torch.stack(scores)
+        best = logits_XN.softmax(dim=-1).topk(min(self.branches, len(tokens_N)))
+        return [
+            list(zip(tokens, scores, strict=True))
+            for tokens, scores in zip(tokens_N[best.indices].tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:
+        """The few of each sequence that go on, in an order of their own: that of the sequences."""
+        kept: list[_Bud] = []
+        for place in sorted({bud.place for bud in buds}):
+            own = sorted((bud for bud in buds if bud.place == place), key=lambda bud: -bud.path)
+            kept += own[: self.branches]
+        return kept
+
+
+class _Growing:
+    """A tree in the making."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+
+    def add(self, token: int, parent: int, score: float) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score)
+        return len(self.tokens) - 1
+
+    def whole(self, source: str) -> DraftTree:
+        return DraftTree.of(self.tokens, self.parents, source, self.scores)
