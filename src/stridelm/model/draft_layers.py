@@ -1,0 +1,87 @@
+"""A draft model of the target's own first layers, between the target's own embedding and output matrix.
+
+What it has of its own are its layers and its final norm: these are trained, stored (docs/decoding.md) and loaded beside
+the target; the two large matrices are held once.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from stridelm.model.attention import UnsupportedModel
+from stridelm.model.parts import Kind, save_part
+from stridelm.params import InputError
+
+DRAFT = Kind("draft", "draft.json", "stridelm-draft")
+_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+"""Settings of transformers' models that hold an entry for every layer. Lists of layers' numbers need no change."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """What `draft.json` holds beside the format's name and version."""
+
+    base: str
+    """The target's name when the draft model was trained."""
+    fingerprint: str
+    """Of the target's weights: `stridelm.model.load.fingerprint`."""
+    layers: int
+
+
+def first_layers(network: PreTrainedModel, count: int) -> PreTrainedModel:
+    """A network of the first `count` layers of one that transformers made.
+
+    Layers and final norm are copies in float32, to be trained; the embedding and the output matrix are the network's
+    own modules, and stay as they are.
+    """
+    layers: Any = getattr(network.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise UnsupportedModel(f"{network.config.model_type} does not keep its layers in one list: not supported")
+    config = cut_config(network.config, count)
+    # Whatever the copy meets of these, it takes what stands here instead.
+    instead: dict[int, Any] = {id(module): module for module in _shared(network)}
+    instead[id(network.config)] = config
+    instead[id(layers)] = nn.ModuleList(copy.deepcopy(layer, instead) for layer in layers[:count])
+    draft = copy.deepcopy(network, instead)
+    kept = {id(parameter) for module in _shared(network) for parameter in module.parameters()}
+    for parameter in draft.parameters():
+        if id(parameter) not in kept:
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_()
+    return draft
+
+
+def cut_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
+    """The settings of a model's first layers."""
+    layers = int(config.get_text_config().num_hidden_layers)
+    if not 1 <= count <= layers:
+        raise InputError(f"a draft model takes between 1 and all {layers} layers of {config.model_type}, not {count}")
+    cut = copy.deepcopy(config)
+    text: Any = cut.get_text_config()
+    text.num_hidden_layers = count
+    for name in _PER_LAYER:
+        if getattr(text, name, None) is not None:
+            setattr(text, name, getattr(text, name)[:count])
+    return cut
+
+
+def own_tensors(network: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What a draft model stores, by its names in the model: all but the embedding and the output matrix."""
+    shared = {id(module) for module in _shared(network)}
+    prefixes = tuple(f"{name}." for name, module in network.named_modules() if id(module) in shared)
+    return {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(prefixes)}
+
+
+def _shared(network: PreTrainedModel) -> tuple[Any, Any]:
+    return network.get_input_embeddings(), network.get_output_embeddings()
+
+
+def save_draft(folder: Path, config: DraftConfig, network: PreTrainedModel) -> None:
+    """`network` is one that `first_layers` gave."""
+    assert network.config.get_text_config().num_hidden_layers == config.layers
+    save_part(folder, DRAFT, config, own_tensors(network))
