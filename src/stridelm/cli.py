@@ -66,7 +66,12 @@ def generate(
     prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {_PROMPTS_HELP}")] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
+        str | None,
+        typer.Option(
+            "--draft-model",
+            help="The model that --decoder draft asks: a smaller one, or a folder that `stridelm train --mode draft` "
+            "made; smollm2 has its own.",
+        ),
     ] = None,
     adapter: Adapter = None,
     profile: Annotated[

@@ -112,7 +112,8 @@ class DecodeSettings:
         """Refuse what the loaded model cannot do. `mask_k`: the k that its masks were trained for; 0 without masks."""
         if self.decoder == "draft" and not has_draft:
             raise InputError(
-                "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))"
+                "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...)), or make "
+                "one with `stridelm train --mode draft`"
             )
         if self.decoder in _NEEDS_MASKS and not mask_k:
             raise InputError(
