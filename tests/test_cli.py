@@ -84,6 +84,7 @@ def flat(text: str) -> str:
         ["generate", "--help"],
         ["train", "--help"],
         ["acceptance", "--help"],
+        ["export", "--help"],
         ["models", "-h"],
         ["--version"],
         [],

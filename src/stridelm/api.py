@@ -15,6 +15,7 @@ from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.model import builtin
 from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
@@ -33,7 +34,7 @@ def load(
     model: str = DEFAULT_MODEL,
     *,
     adapter: str | Path | None = None,
-    draft_model: str | None = None,
+    draft_model: str | Path | None = None,
     heads: str | Path | None = None,
     settings: LoadSettings | None = None,
 ) -> "LanguageModel":
@@ -41,6 +42,8 @@ def load(
 
     `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
     that one out. A model that stands alone after its conversion needs none: its config.json names a mask token.
+    `draft_model` is a smaller model of the same vocabulary, or the folder that `stridelm train --mode draft` made. The
+    built-in model brings its own, which only the decoder `draft` asks.
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()
@@ -48,9 +51,7 @@ def load(
     converted = load_adapter(folder) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None
     target = load_checkpoint(model, settings)
-    draft = load_checkpoint(draft_model, settings) if draft_model else None
-    if draft is not None:
-        _check_same_vocabulary(target, draft)
+    draft = load_given_draft(str(draft_model), target, settings) if draft_model else None
     if folder is not None and converted is not None:
         check_base(folder, converted, target.name, target.fingerprint)
     else:
@@ -82,17 +83,6 @@ def may_have_heads(model: str, heads: str | Path | None) -> bool:
     return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)
 
 
-def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours != theirs:
-        apart = len(ours.items() ^ theirs.items())
-        raise InputError(
-            f"the draft model {draft.name} has another vocabulary than {target.name} ({apart} entries differ): choose "
-            "one with the same tokenizer"
-        )
-
-
 class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
@@ -112,7 +102,8 @@ class LanguageModel:
         self.heads = heads
         self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens), gate), target.tokenizer)
         draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
-        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward, heads)
+        load_own_draft = own_draft_loader(target, settings.cache_tokens)
+        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward, heads, load_own_draft)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
@@ -230,7 +221,7 @@ class LanguageModel:
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
         heads = self._loaded.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
-            has_draft=self.draft is not None,
+            has_draft=self.draft is not None or self._loaded.load_own_draft is not None,
             mask_k=0 if self.gate is None else self.gate.k,
             heads_k=0 if heads is None else heads.k,
         )

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +71,12 @@ def generate(
     prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {_PROMPTS_HELP}")] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="The model that --decoder draft asks.")
+        str | None,
+        typer.Option(
+            "--draft-model",
+            help="The model that --decoder draft asks: a smaller one, or a folder that `stridelm train --mode draft` "
+            "made; smollm2 has its own.",
+        ),
     ] = None,
     adapter: Adapter = None,
     heads: HeadsFolder = None,
@@ -204,6 +210,38 @@ def tune(
     tune_command.run(
         tune_command.Request(prompts, out, model, adapter, draft_model, heads, max_tokens, rounds, agreement, load)
     )
+
+
+class _ExportFormat(StrEnum):
+    HF = "hf"
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must not be there yet.")],
+    to: Annotated[
+        _ExportFormat, typer.Option("--to", help="hf: a plain Hugging Face folder, for transformers' assistant_model.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-model",
+            help="A folder that `stridelm train --mode draft` made for the model; default: the built-in model's own.",
+        ),
+    ] = None,
+) -> None:
+    """Hand a draft model over to other engines: its layers and the model's embeddings, as a model that stands alone.
+
+    \b
+    stridelm train --model Qwen/Qwen3-4B --mode draft --layers 4 --out runs/draft
+    stridelm export --model Qwen/Qwen3-4B --draft-model runs/draft --to hf qwen-draft
+    """
+    from stridelm import export_command
+
+    match to:
+        case _ExportFormat.HF:
+            export_command.run(export_command.Request(model, draft_model, folder))
 
 
 @app.command()

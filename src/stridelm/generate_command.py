@@ -11,6 +11,7 @@ from rich.progress import track
 
 import stridelm
 from stridelm.api import LanguageModel, Prompt, may_have_heads, may_have_masks
+from stridelm.model.draft_source import own_draft
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import read_profile
 from stridelm.prompts import PromptLine, read_prompts
@@ -58,7 +59,7 @@ def run(request: Request) -> None:
         decode, fingerprint = read_profile(request.profile)
         request = replace(request, decode=decode)
     request.decode.check(
-        has_draft=request.draft_model is not None,
+        has_draft=request.draft_model is not None or own_draft(request.model) is not None,
         mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
         heads_k=LARGEST_K if may_have_heads(request.model, request.heads) else 0,
     )

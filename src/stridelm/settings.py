@@ -115,7 +115,8 @@ class DecodeSettings:
         `heads_k`: the same of its prediction heads."""
         if self.decoder == "draft" and not has_draft:
             raise InputError(
-                "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...))"
+                "the decoder draft needs a draft model: give one with --draft-model (load(draft_model=...)), or make "
+                "one with `stridelm train --mode draft`"
             )
         if self.decoder in _NEEDS_MASKS and not mask_k:
             raise InputError(

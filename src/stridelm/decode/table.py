@@ -42,6 +42,8 @@ class Loaded:
     """Shared by all who draft with the draft model."""
     heads: Heads | None
     """Those that the user gave."""
+    load_own_draft: Callable[[], tuple[Checkpoint, TorchForward]] | None = None
+    """The draft model that comes with the target, loaded once: only the decoder `draft` asks, if no other was given."""
     _builtin_heads: Heads | None = None
     _cost: Cost | None = None
 
@@ -76,6 +78,8 @@ class Loaded:
 
     def model_drafter(self, k: int | None) -> ModelDrafter:
         draft, forward = self.draft, self.draft_forward
+        if draft is None and self.load_own_draft is not None:
+            draft, forward = self.load_own_draft()
         assert draft is not None and forward is not None, "DecodeSettings.check lets this pass only with a draft model"
         return ModelDrafter(k or _DRAFT_K, forward, draft.context_length, draft.vocabulary, self.target.vocabulary)
 

@@ -47,6 +47,12 @@ def builtin_heads() -> Path | None:
     return folder if (folder / "heads.json").is_file() else None
 
 
+def builtin_draft() -> Path | None:
+    """The built-in model's draft layers, which come with the package; None in a checkout that has not trained them."""
+    folder = Path(__file__).parent.parent / "adapters" / f"{NAME}-draft"
+    return folder if (folder / "draft.json").is_file() else None
+
+
 def ensure_builtin() -> Path:
     """The built-in model's folder; fetches and converts the model when it is not there yet.
 

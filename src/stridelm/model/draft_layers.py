@@ -5,6 +5,7 @@ the target; the two large matrices are held once.
 """
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from stridelm.model.attention import UnsupportedModel
-from stridelm.model.parts import Kind, save_part
+from stridelm.model.linear import replace
+from stridelm.model.load import Checkpoint, build_network, fingerprint, make_ready
+from stridelm.model.parts import Kind, check_base, check_tensors, load_part, save_part
 from stridelm.params import InputError
 
 DRAFT = Kind("draft", "draft.json", "stridelm-draft")
@@ -85,3 +88,60 @@ def save_draft(folder: Path, config: DraftConfig, network: PreTrainedModel) -> N
     """`network` is one that `first_layers` gave."""
     assert network.config.get_text_config().num_hidden_layers == config.layers
     save_part(folder, DRAFT, config, own_tensors(network))
+
+
+def is_draft(folder: Path) -> bool:
+    return (folder / DRAFT.file).is_file()
+
+
+def load_draft(folder: Path, target: Checkpoint) -> Checkpoint:
+    """The draft model that a folder holds, ready to run beside its target and through the target's two matrices."""
+    config, tensors = _read(folder, target)
+    settings = cut_config(target.network.config, config.layers)
+    text, whole = settings.get_text_config(), target.network.config.get_text_config()
+    # A vocabulary of one token: its matrices give way to the target's, so nothing large is ever made.
+    text.vocab_size, text.pad_token_id = 1, None
+    with torch.device("meta"):
+        empty: PreTrainedModel = type(target.network)(settings)
+    _check(folder, tensors, empty)
+    placeholders = {
+        name: torch.zeros(tensor.shape) for name, tensor in empty.state_dict().items() if name not in tensors
+    }
+    network = build_network(str(folder), settings, tensors | placeholders, target.network.device, target.network.dtype)
+    for own, shared in zip(_shared(network), _shared(target.network), strict=True):
+        owner, _, name = next(name for name, module in network.named_modules() if module is own).rpartition(".")
+        replace(network.get_submodule(owner), name, shared)
+    text = network.config.get_text_config()
+    text.vocab_size, text.pad_token_id = whole.vocab_size, whole.pad_token_id
+    make_ready(network, trainable=False)
+    return dataclasses.replace(target, name=str(folder), network=network, fingerprint=fingerprint(tensors))
+
+
+def load_layers(folder: Path, base: Checkpoint) -> PreTrainedModel:
+    """The draft model that a folder holds as `first_layers` makes it, of a base that was loaded as trainable."""
+    config, tensors = _read(folder, base)
+    network = first_layers(base.network, config.layers)
+    _check(folder, tensors, network)
+    network.load_state_dict(tensors, strict=False)
+    return network
+
+
+def _read(folder: Path, base: Checkpoint) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
+    file = folder / DRAFT.file
+    if not file.is_file():
+        raise InputError(
+            f"{folder}: no {DRAFT.file} there, so it is not a draft model of first layers: make one with "
+            f"`stridelm train --mode draft --model {base.name}`"
+        )
+    _, config, tensors = load_part(folder, (DRAFT,), DraftConfig)
+    remedy = f"use the draft of this model, or train one with `stridelm train --mode draft --model {base.name}`"
+    check_base(folder, DRAFT, (str(config.base), str(config.fingerprint)), (base.name, base.fingerprint), remedy)
+    layers = base.network.config.get_text_config().num_hidden_layers
+    if type(config.layers) is not int or not 1 <= config.layers <= layers:
+        raise InputError(f"{file}: names {config.layers!r} layers, but {base.name} has {layers}: copy the draft again")
+    return config, tensors
+
+
+def _check(folder: Path, tensors: dict[str, torch.Tensor], network: PreTrainedModel) -> None:
+    """The tensors must be those that a network of so many layers has."""
+    check_tensors(folder, DRAFT, tensors, {name: tuple(each.shape) for name, each in own_tensors(network).items()})

@@ -71,16 +71,11 @@ def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = Fals
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
     check_config(config)
-    network = _network(name, config, weights, dtype).to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    network = build_network(name, config, weights, device, dtype)
     weights_fingerprint = fingerprint(weights)
     stored_dtype = max(weights.values(), key=torch.numel).dtype
     del weights
-    expected = own_logits(network)
-    storage = None if trainable else best_storage(device, dtype)
-    if storage is not None:
-        fuse_layers(network, storage)
-        store_linears(network, storage)
-    check_logits(network, expected)
+    make_ready(network, trainable=trainable)
     text_config = config.get_text_config()
     return Checkpoint(
         name=name,
@@ -106,8 +101,18 @@ def fingerprint(weights: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _network(
-    name: str, config: PreTrainedConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype
+def make_ready(network: PreTrainedModel, *, trainable: bool) -> None:
+    """Let faster layers take over, unless it is to be trained, and see that the network says what it said before."""
+    expected = own_logits(network)
+    storage = None if trainable else best_storage(network.device, network.dtype)
+    if storage is not None:
+        fuse_layers(network, storage)
+        store_linears(network, storage)
+    check_logits(network, expected)
+
+
+def build_network(
+    name: str, config: PreTrainedConfig, weights: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype
 ) -> PreTrainedModel:
     """The model with its weights: all of them, in the shapes that its settings name."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -144,7 +149,7 @@ def _network(
             f"{name}: the weights do not fit config.json: {wrong[0]} is missing, left over or of another shape, "
             f"{len(wrong)} such in all"
         )
-    return network
+    return network.to(device).eval().requires_grad_(False)
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Hugging Face folders on disk: writing one, reading its weights."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.params import InputError
 
@@ -15,18 +17,36 @@ def save_folder(
     folder: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Raises OSError where there is no room."""
-    folder.mkdir()
-    weights_file = folder / "model.safetensors"
-    try:
+    with _writing(folder):
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        save_file(weights, weights_file, metadata={"format": "pt"})
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_network(
+    folder: Path, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]
+) -> None:
+    """The same for a network as transformers made it, with all the tokens that end its answers."""
+    assert network.generation_config is not None
+    network.generation_config.eos_token_id = sorted(eos_ids) or None
+    with _writing(folder):
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """A new folder, while it is filled."""
+    folder.mkdir()
+    try:
+        yield
     except Exception as error:
         # A full disk is a bare Exception to tokenizers and an error of its own to safetensors.
         if type(error) not in (Exception, SafetensorError):
             raise
         raise OSError(str(error)) from error
-    weights_file.chmod(0o644)
+    for file in weight_files(folder):
+        file.chmod(0o644)
 
 
 def weight_files(folder: Path) -> list[Path]:

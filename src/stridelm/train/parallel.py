@@ -92,7 +92,8 @@ class Spread:
             for layer in network.base_model.layers:
                 fully_shard(layer)
             # Embedding, output matrix and last norm stay whole from the loss to its gradient, which reads them.
-            self._root = fully_shard(_Root(objective), reshard_after_forward=False)
+            self._root = _Root(objective)
+            fully_shard(self._root, reshard_after_forward=False)
         elif team.size > 1:
             self._loss = DistributedDataParallel(objective)
 

@@ -1,0 +1,51 @@
+"""Where a draft model comes from: it is given, as a whole model or as first layers, or comes with the target."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from stridelm.model import builtin
+from stridelm.model.draft_layers import is_draft, load_draft
+from stridelm.model.forward import TorchForward
+from stridelm.model.kv_cache import KVCache
+from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.params import InputError
+from stridelm.settings import LoadSettings
+
+
+def own_draft(model: str) -> Path | None:
+    """The folder of the draft model that comes with a model; None if there is none."""
+    return builtin.builtin_draft() if model == builtin.NAME else None
+
+
+def own_draft_loader(target: Checkpoint, cache_tokens: int) -> Callable[[], tuple[Checkpoint, TorchForward]] | None:
+    """What loads the draft model that comes with a target: when first called, and once."""
+    folder = own_draft(target.name)
+    if folder is None:
+        return None
+
+    @cache
+    def load() -> tuple[Checkpoint, TorchForward]:
+        draft = load_draft(folder, target)
+        return draft, TorchForward(draft.network, KVCache(cache_tokens))
+
+    return load
+
+
+def load_given_draft(name: str, target: Checkpoint, settings: LoadSettings) -> Checkpoint:
+    if is_draft(Path(name)):
+        return load_draft(Path(name), target)
+    draft = load_checkpoint(name, settings)
+    _check_same_vocabulary(target, draft)
+    return draft
+
+
+def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        apart = len(ours.items() ^ theirs.items())
+        raise InputError(
+            f"the draft model {draft.name} has another vocabulary than {target.name} ({apart} entries differ): choose "
+            "one with the same tokenizer"
+        )
