@@ -11,18 +11,24 @@ import numpy as np
 from stridelm.api import adapter_folder
 from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.draft_layers import load_layers
 from stridelm.model.encode import encode_prompt
+from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.student import Student
+from stridelm.model.mask_token import mask_token_adapter
+from stridelm.model.student import MaskRows, Student
+from stridelm.model.ungated import masks_alone
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
-from stridelm.train.acceptance import MaskReader, Measure, Tally, total
+from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
 from stridelm.train.display import Display
 from stridelm.train.rollouts import Text
-from stridelm.train.settings import PlaceSettings
+from stridelm.train.settings import MEASURED_DRAFTS, PlaceSettings
 
 _LARGEST_BATCH = 4096
+_MOST_MASKS = 15
+"""Of a model that stands alone and does not say how many it was trained with: as many as published ones have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Request:
 
     model: str
     adapter: Path | None
+    heads: Path | None
+    draft_model: Path | None
     prompts: Path
     max_tokens: int
     batch: int
@@ -44,17 +52,13 @@ def run(request: Request) -> None:
         raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
     if not 1 <= request.batch <= _LARGEST_BATCH:
         raise InputError(f"--batch must be between 1 and {_LARGEST_BATCH}, not {request.batch}")
+    if sum(given is not None for given in (request.adapter, request.heads, request.draft_model)) > 1:
+        raise InputError("one measurement is of --adapter, --heads or --draft-model: leave the others out")
     lines = read_prompts(request.prompts)
-    folder = adapter_folder(request.model, request.adapter)
-    if folder is None:
-        raise InputError(f"{request.model} has no adapter of its own: name one with --adapter")
-    adapter = load_adapter(folder)
-    checkpoint = load_checkpoint(request.model, LoadSettings(**asdict(request.place)), trainable=True)
-    check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
-    student = Student.of(checkpoint.network, adapter)
+    checkpoint, reader = _reader(request)
     with Display() as display:
         texts = _answers(checkpoint, lines, request, display)
-        measure = Measure(MaskReader(checkpoint.network, student, with_sequential=request.sequential_head))
+        measure = Measure(reader)
         tallies: dict[int, Tally] = {}
         numbers = {id(text): number for number, text in texts.items()}
         for text, tally in measure(texts.values()):
@@ -70,6 +74,38 @@ def run(request: Request) -> None:
         print(jsonlib.dumps(_as_json(whole, categories, request)))
     else:
         _print(whole, categories)
+
+
+def _reader(request: Request) -> tuple[Checkpoint, Reader]:
+    """The model whose answers are walked over, and who proposes."""
+    settings = LoadSettings(**asdict(request.place))
+    if request.heads is not None:
+        config, module = load_heads(request.heads)
+        checkpoint = load_checkpoint(request.model, settings, trainable=True)
+        return checkpoint, HeadsReader(checkpoint.network, heads_for(checkpoint, request.heads, config, module))
+    if request.draft_model is not None:
+        checkpoint = load_checkpoint(request.model, settings, trainable=True)
+        draft = load_layers(request.draft_model, checkpoint)
+        return checkpoint, ModelReader(draft, MEASURED_DRAFTS)
+    folder = adapter_folder(request.model, request.adapter)
+    if folder is None:
+        checkpoint = load_checkpoint(request.model, settings, trainable=True)
+        own = mask_token_adapter(checkpoint)
+        if own is None:
+            raise InputError(
+                f"{request.model} has no adapter of its own: name one with --adapter, or --heads, or --draft-model"
+            )
+        masks = MaskRows(checkpoint.network, own, min(own.config.masks, _MOST_MASKS))
+        return checkpoint, MaskReader(checkpoint.network, masks)
+    adapter = load_adapter(folder)
+    if not adapter.is_gated:
+        checkpoint = load_checkpoint(request.model, settings, trainable=True, merged=(folder, adapter))
+        masks = MaskRows(checkpoint.network, masks_alone(adapter), adapter.config.masks)
+        return checkpoint, MaskReader(checkpoint.network, masks)
+    checkpoint = load_checkpoint(request.model, settings, trainable=True)
+    check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
+    student = Student.of(checkpoint.network, adapter)
+    return checkpoint, MaskReader(checkpoint.network, student, with_sequential=request.sequential_head)
 
 
 def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, display: Display) -> dict[int, Text]:
@@ -98,7 +134,14 @@ def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, 
 def _as_json(whole: Tally, categories: dict[str, Tally], request: Request) -> dict[str, Any]:
     entry = {
         "model": request.model,
-        "adapter": str(request.adapter) if request.adapter else None,
+        **{
+            name: str(given) if given else None
+            for name, given in (
+                ("adapter", request.adapter),
+                ("heads", request.heads),
+                ("draft_model", request.draft_model),
+            )
+        },
         "prompts": str(request.prompts),
         "max_tokens": request.max_tokens,
         "sequential_head": request.sequential_head,

@@ -23,6 +23,7 @@ from stridelm.model.heads import Heads, heads_for, load_heads
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.mask_token import mask_token_adapter, names_mask_token
+from stridelm.model.ungated import masks_alone
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import Result, Sequence, Stats, Stride
@@ -50,12 +51,15 @@ def load(
     folder = adapter_folder(model, adapter)
     converted = load_adapter(folder) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None
-    target = load_checkpoint(model, settings)
+    ungated = (folder, converted) if folder and converted and not converted.is_gated else None
+    target = load_checkpoint(model, settings, merged=ungated)
     draft = load_given_draft(str(draft_model), target, settings) if draft_model else None
-    if folder is not None and converted is not None:
+    if folder is None or converted is None:
+        converted = mask_token_adapter(target)
+    elif converted.is_gated:
         check_base(folder, converted, target.name, target.fingerprint)
     else:
-        converted = mask_token_adapter(target)
+        converted = masks_alone(converted)
     gate = None if converted is None else attach(target.network, converted)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
     return LanguageModel(target, draft, settings, gate, given)

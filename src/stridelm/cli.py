@@ -156,6 +156,10 @@ def acceptance(
     adapter: Annotated[
         Path | None, typer.Option("--adapter", help="The adapter's folder; default: the built-in model's own.")
     ] = None,
+    heads: Annotated[Path | None, typer.Option("--heads", help="Measure these heads, and no adapter.")] = None,
+    draft_model: Annotated[
+        Path | None, typer.Option("--draft-model", help="Measure this draft, which train made, and no adapter.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 200,
     batch: Annotated[int, typer.Option("--batch", help="Answers written at once.")] = 32,
     sequential_head: Annotated[
@@ -172,7 +176,9 @@ def acceptance(
     from stridelm import acceptance_command
 
     acceptance_command.run(
-        acceptance_command.Request(model, adapter, prompts, max_tokens, batch, sequential_head, json, place)
+        acceptance_command.Request(
+            model, adapter, heads, draft_model, prompts, max_tokens, batch, sequential_head, json, place
+        )
     )
 
 

@@ -18,9 +18,9 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.model.mask_token import MASK_KEY
+from stridelm.model.mask_token import MASK_KEY, MASKS_KEY
 from stridelm.model.passes import ChainPass, TextPass
-from stridelm.model.student import mask_token, read_real_rows, read_together, run
+from stridelm.model.student import mask_token, read_chains, read_real_rows, read_together
 
 _ROUND_VOCABULARY = 64
 """A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
@@ -41,6 +41,7 @@ class FullStudent(nn.Module):
         if self.token is not None:
             self._make_room(self.token[1])
             setattr(self.network.config, MASK_KEY, self.token[1])
+            setattr(self.network.config, MASKS_KEY, masks)
 
     @torch.no_grad()
     def _make_room(self, token: int) -> None:
@@ -70,10 +71,7 @@ class FullStudent(nn.Module):
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
         """The final hidden states of all mask rows, X x K x C, of chains off texts that it has read itself."""
-        count = chains.anchors_BA.numel()
-        rows = self.mask_rows().expand(count, -1, -1).reshape(1, count * self.masks, -1)
-        hidden = run(self.network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows)
-        return hidden.view(count, self.masks, -1)
+        return read_chains(self.network, chains, self.mask_rows())
 
     def rows(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states of all real rows, N x C."""

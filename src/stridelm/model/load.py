@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 from stridelm.model import builtin
+from stridelm.model.adapter import Adapter, check_base
 from stridelm.model.attention import NAME as ATTENTION
 from stridelm.model.attention import UnsupportedModel
 from stridelm.model.gguf import read_gguf
@@ -28,6 +29,7 @@ from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.store import read_weights, weight_files
 from stridelm.model.support import check_config, check_logits, own_logits
+from stridelm.model.ungated import merge
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
@@ -64,8 +66,11 @@ class Checkpoint:
         return f"{self.name} in {dtype} on {self.network.device.type}, one token at a time"
 
 
-def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = False) -> Checkpoint:
-    """`trainable` keeps transformers' own layers, through which gradients flow; otherwise faster ones take over."""
+def load_checkpoint(
+    name: str, settings: LoadSettings, *, trainable: bool = False, merged: tuple[Path, Adapter] | None = None
+) -> Checkpoint:
+    """`trainable` keeps transformers' own layers, through which gradients flow; otherwise faster ones take over.
+    `merged`: an adapter without a gate, and its folder."""
     device, dtype = _device(settings.device), _DTYPES[settings.dtype]
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -75,6 +80,14 @@ def load_checkpoint(name: str, settings: LoadSettings, *, trainable: bool = Fals
     weights_fingerprint = fingerprint(weights)
     stored_dtype = max(weights.values(), key=torch.numel).dtype
     del weights
+    if merged is not None:
+        folder, adapter = merged
+        check_base(folder, adapter, name, weights_fingerprint)
+        merge(network, adapter)
+        name = f"{name} with {folder}"
+        weights_fingerprint = hashlib.sha256(
+            f"{weights_fingerprint} {fingerprint(adapter.tensors)}".encode()
+        ).hexdigest()
     make_ready(network, trainable=trainable)
     text_config = config.get_text_config()
     return Checkpoint(

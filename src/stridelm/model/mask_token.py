@@ -1,6 +1,6 @@
 """Models that stand alone after their conversion: every weight was tuned, and an ordinary token asks what comes next.
 
-config.json names that token as `mask_token_id`. To the rest of StrideLM such a model has an adapter without low-rank
+config.json names that token as `mask_token_id`, and may say how many of them in a row were trained. To the rest of StrideLM such a model has an adapter without low-rank
 parts, which embeds a mask at any depth as that token is embedded. That a row is a mask is carried with the row, so the
 token may stand in a prompt, too.
 """
@@ -17,6 +17,8 @@ from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
 MASK_KEY = "mask_token_id"
+MASKS_KEY = "trained_masks"
+"""The longest chain of masks that a model was trained with; our conversions say it, others may not."""
 
 
 def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
@@ -30,7 +32,11 @@ def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
             f"{checkpoint.name}: config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to "
             f"{checkpoint.vocabulary - 1}: name the token that it was converted with, or leave the entry out"
         )
-    masks = LARGEST_K - 1
+    masks: Any = getattr(network.config, MASKS_KEY, LARGEST_K - 1)
+    if type(masks) is not int or not 1 <= masks < LARGEST_K:
+        raise InputError(
+            f"{checkpoint.name}: config.json has {masks!r} for {MASKS_KEY}, which must be between 1 and {LARGEST_K - 1}"
+        )
     embedding_1C = network.get_input_embeddings()(torch.tensor([token], device=network.device))
     config = AdapterConfig(
         base=checkpoint.name,

@@ -91,11 +91,7 @@ class Student(nn.Module):
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
         """The final hidden states of all mask rows: X x K x C."""
-        count = chains.anchors_BA.numel()
-        rows = self.mask_rows().expand(count, -1, -1).reshape(1, count * self.masks, -1)
-        return run(self.network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows).view(
-            count, self.masks, -1
-        )
+        return read_chains(self.network, chains, self.mask_rows())
 
     def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
         """What was trained, as it goes to disk."""
@@ -142,6 +138,24 @@ class Student(nn.Module):
             assert head is not None
             student.sequential.load_state_dict(head.state_dict())
         return student.requires_grad_(False)
+
+
+class MaskRows:
+    """A model whose real rows and mask rows pass through the same weights: it has nothing beside them but what its masks
+    are embedded as."""
+
+    judges_anchor = True
+
+    def __init__(self, network: PreTrainedModel, adapter: Adapter, masks: int) -> None:
+        """`masks`: how long its chains are to be."""
+        assert not adapter.config.targets
+        self.network, self.masks = network, masks
+        head = adapter.sequential_head()
+        self.sequential = None if head is None else head.to(network.device)
+        self._rows_KC = adapter.mask_embedding[:masks].to(network.device, network.dtype)
+
+    def outputs(self, chains: ChainPass) -> torch.Tensor:
+        return read_chains(self.network, chains, self._rows_KC)
 
 
 def targets_of(network: PreTrainedModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -193,6 +207,14 @@ def read_real_rows(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[Text
     rows = TextPass(texts, width)
     positions = torch.arange(width, device=ids_BT.device).expand(texts, -1).reshape(1, -1)
     return rows, run(network, rows, positions, input_ids=ids_BT.reshape(1, -1))
+
+
+def read_chains(network: PreTrainedModel, chains: ChainPass, mask_rows_KC: torch.Tensor) -> torch.Tensor:
+    """The final hidden states of chains' masks, X x K x C, where their texts have been read."""
+    count, masks = chains.anchors_BA.numel(), len(mask_rows_KC)
+    rows = mask_rows_KC.expand(count, -1, -1).reshape(1, count * masks, -1)
+    hidden = run(network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows)
+    return hidden.view(count, masks, -1)
 
 
 def read_together(
