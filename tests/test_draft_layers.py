@@ -67,11 +67,13 @@ def test_one_layer_is_what_transformers_makes_of_the_same_weights(
     family: str, trainable: Callable[..., Checkpoint], tiny_folder: Callable[..., Path]
 ) -> None:
     network: Any = trainable(family).network
-    draft = first_layers(network, 1)
+    draft: Any = first_layers(network, 1)
     logits = logits_of(draft)
     torch.testing.assert_close(logits, logits_of(naive(tiny_folder(family), family, 1)), rtol=0, atol=0)
     assert not torch.allclose(logits, logits_of(network), atol=1e-2)
-    assert network.config.num_hidden_layers == 2 and len(network.base_model.layers) == 2
+    for each, layers in ((draft, 1), (network, 2)):
+        assert (each.config.num_hidden_layers, len(each.base_model.layers)) == (layers, layers)
+        assert len(getattr(each.config, "layer_types", None) or "x" * layers) == layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -114,8 +114,8 @@ def test_all_tokens_that_end_an_answer_are_named(call: Call, tmp_path: Path) -> 
     checkpoint = load_checkpoint(str(base), CPU, trainable=True)
     draft = save_first(tmp_path / "draft", checkpoint, 1)
     assert export(call, base, draft, tmp_path / "out").status == 0
-    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert written["eos_token_id"] == [255, 256, 257]
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert exported.generation_config.eos_token_id == [255, 256, 257]
 
 
 def test_a_model_that_bfloat16_holds_is_written_so(call: Call, tmp_path: Path) -> None:
