@@ -406,6 +406,14 @@ def test_beside_masks(folder: Path, tiny_folder: Folder, tmp_path: Path) -> None
     assert masks == {"self": True, "heads": False, "auto": True}
 
 
+def test_half_precision(cycle: Checkpoint, tmp_path: Path) -> None:
+    """Heads compute in float32, the output head in the model's own precision."""
+    save_heads(tmp_path, heads_config(cycle, counting_heads(3)), counting_heads(3))
+    model = stridelm.load(cycle.name, heads=tmp_path, settings=LoadSettings(device="cpu", dtype="bfloat16"))
+    result = model.generate("$", SamplingParams(max_tokens=21), decoder="heads", raw=True)
+    assert (result.stats.forwards < 12, result.exact) == (True, False)
+
+
 # The commands
 
 
