@@ -343,6 +343,15 @@ def test_given_heads_are_used(decoder: str, counting: LanguageModel) -> None:
     assert result.token_ids == counting.twin().generate("$", params, decoder=decoder, raw=True).token_ids
 
 
+def test_an_explanation_names_heads_and_no_masks(counting: LanguageModel) -> None:
+    counting.generate("$", SamplingParams(max_tokens=20), decoder="heads", raw=True)
+    explained = counting.explain("heads")
+    assert any(line.startswith("heads: of ") for line in explained)
+    blocks = explained[explained.index(next(line for line in explained if line.startswith("blocks"))) + 1 :]
+    assert any("4 drafts" in line for line in blocks)
+    assert not any("mask" in line for line in blocks)
+
+
 @pytest.mark.parametrize("k", [1, 2, 4, 5])
 def test_k_counts_the_models_own_token(k: int, counting: LanguageModel) -> None:
     """k - 1 heads are asked, so that no step brings more than k tokens."""
@@ -404,6 +413,14 @@ def test_beside_masks(folder: Path, tiny_folder: Folder, tmp_path: Path) -> None
     assert "heads" in drafters(model, "auto") and "heads" in drafters(model, "ensemble")
     masks = {decoder: model._policy(DecodeSettings(decoder)).masks is not None for decoder in ("self", "heads", "auto")}  # type: ignore[attr-defined]
     assert masks == {"self": True, "heads": False, "auto": True}
+
+
+def test_half_precision(cycle: Checkpoint, tmp_path: Path) -> None:
+    """Heads compute in float32, the output head in the model's own precision."""
+    save_heads(tmp_path, heads_config(cycle, counting_heads(3)), counting_heads(3))
+    model = stridelm.load(cycle.name, heads=tmp_path, settings=LoadSettings(device="cpu", dtype="bfloat16"))
+    result = model.generate("$", SamplingParams(max_tokens=21), decoder="heads", raw=True)
+    assert (result.stats.forwards < 12, result.exact) == (True, False)
 
 
 # The commands

@@ -12,7 +12,12 @@ _SHOWN = 8
 
 
 def explain(
-    cost: Cost, pace: Pace, plans: Counter[tuple[int, int, int]], calibrations: Mapping[bool, Calibration]
+    cost: Cost,
+    pace: Pace,
+    plans: Counter[tuple[int, int, int]],
+    calibrations: Mapping[bool, Calibration],
+    *,
+    has_masks: bool,
 ) -> list[str]:
     curve = ", ".join(f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in zip(cost.rows, cost.seconds, strict=True))
     lines = [
@@ -32,13 +37,15 @@ def explain(
     total = plans.total()
     lines.append(f"blocks, of {total}:")
     for (nodes, anchors, masks), count in plans.most_common(_SHOWN):
-        lines.append(f"  {count / total:4.0%}  {_block(nodes, anchors, masks)}")
+        lines.append(f"  {count / total:4.0%}  {_block(nodes, anchors, masks, has_masks)}")
     return lines
 
 
-def _block(nodes: int, anchors: int, masks: int) -> str:
+def _block(nodes: int, anchors: int, masks: int, has_masks: bool) -> str:
     if not nodes and not anchors:
         return "one token at a time: nothing paid"
     drafts = f"{nodes} draft{'s' * (nodes != 1)}" if nodes else "no drafts"
     places = f"{anchors} place{'s' * (anchors != 1)}"
+    if not has_masks:
+        return drafts
     return drafts + (f", {masks} masks at {places}" if anchors else ", no masks: those of before still serve")

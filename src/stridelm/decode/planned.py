@@ -226,7 +226,7 @@ class Planned:
 
     def explain(self) -> list[str]:
         """What was chosen so far, and why."""
-        return explain(self.cost, self.pace, self.plans, self.calibrations)
+        return explain(self.cost, self.pace, self.plans, self.calibrations, has_masks=self.masks is not None)
 
 
 def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:
