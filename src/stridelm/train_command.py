@@ -15,7 +15,7 @@ from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
-from stridelm.train.conversion import RESULTS, usage, values_trained
+from stridelm.train.conversion import RESULTS, check_fits, usage, values_trained
 from stridelm.train.display import Display
 from stridelm.train.files import differences, read_json, write_json
 from stridelm.train.parallel import Team, joined
@@ -56,6 +56,7 @@ def _run(request: Request, team: Team) -> None:
         _check_out(out, RESULTS[settings.mode], resume=request.resume)
         _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
+    check_fits(checkpoint, settings)
     made = (_starting(out), out, rollouts_folder) if team.is_first else ()
     with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)

@@ -1,8 +1,8 @@
 """Models that stand alone after their conversion: every weight was tuned, and an ordinary token asks what comes next.
 
-config.json names that token as `mask_token_id`, and may say how many of them in a row were trained. To the rest of StrideLM such a model has an adapter without low-rank
-parts, which embeds a mask at any depth as that token is embedded. That a row is a mask is carried with the row, so the
-token may stand in a prompt, too.
+config.json names that token as `mask_token_id`, and may say how many of them in a row were trained. To the rest of
+StrideLM such a model has an adapter without low-rank parts, which embeds a mask at any depth as that token is embedded.
+That a row is a mask is carried with the row, so the token may stand in a prompt, too.
 """
 
 import json

@@ -141,8 +141,8 @@ class Student(nn.Module):
 
 
 class MaskRows:
-    """A model whose real rows and mask rows pass through the same weights: it has nothing beside them but what its masks
-    are embedded as."""
+    """A model whose real rows and mask rows pass through the same weights: it has nothing beside them but what its
+    masks are embedded as."""
 
     judges_anchor = True
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from stridelm.model.adapter import CONFIG as ADAPTER_FILE
 from stridelm.model.adapter import Adapter, save_adapter
-from stridelm.model.draft_layers import DRAFT, DraftConfig, save_draft
+from stridelm.model.draft_layers import DRAFT, DraftConfig, cut_config, save_draft
 from stridelm.model.full_student import FullStudent, save_full
 from stridelm.model.heads import HEADS, HeadsConfig, save_heads
 from stridelm.model.load import Checkpoint
@@ -135,6 +135,12 @@ def values_trained(checkpoint: Checkpoint, settings: TrainSettings) -> int:
     if settings.mode == "full":
         return held
     return held * settings.layers // int(network.config.get_text_config().num_hidden_layers)
+
+
+def check_fits(checkpoint: Checkpoint, settings: TrainSettings) -> None:
+    """Refuse, before anything is made, what this model cannot become."""
+    if settings.mode == "draft":
+        cut_config(checkpoint.network.config, settings.layers)
 
 
 def make_conversion(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
