@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--count", type=int, default=64, help="held-out questions")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--unverified-count", type=int, default=48, help="questions answered unverified")
+    parser.add_argument("--unverified-tokens", type=int, default=128)
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--more", nargs=argparse.REMAINDER, default=[], help="more options of every training run")
     options = parser.parse_args()
@@ -63,7 +65,8 @@ def main() -> None:
     first, *others = options.only
     bench.run(first)
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(bench.run, others))
+        # Those that take longest first: at the end the places are then left for the short ones.
+        list(pool.map(bench.run, sorted(others, key=lambda name: "full" not in name)))
 
 
 class _Bench:
@@ -120,8 +123,9 @@ class _Bench:
         """Into a file of its own, joined to the others' at once: what was measured is not lost."""
         options, own = self.options, folder / "unverified.json"
         plain = options.runs / "plain.json"
-        limits = ["--prompts", str(self.questions), "--count", "48", "--max-tokens", str(options.max_tokens)]
-        settings = ["--thresholds", "0.5", "0.7", "0.9", "0.95", "--k-max", "9", "--static", "2", "4", "8"]
+        count, tokens = str(options.unverified_count), str(options.unverified_tokens)
+        limits = ["--prompts", str(self.questions), "--count", count, "--max-tokens", tokens]
+        settings = ["--thresholds", "0.5", "0.7", "0.9", "--k-max", "9", "--static", "2", "4", "8"]
         script = str(BENCH / "unverified.py")
         asked = ["--base", options.model, "--subject", f"{name}={subject}", "--json", str(own), "--plain", str(plain)]
         _call(script, *asked, *limits, *settings)

@@ -266,8 +266,10 @@ class OutputHead:
         """Refuse a model that does something else to its logits."""
         ids = torch.arange(1, 5, device=network.device)[None] % network.config.get_text_config().vocab_size
         positions = torch.arange(4, device=network.device)[None]
-        hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
-        own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
+        dtype = self.linear.weight.dtype  # layers that are trained are float32, whatever the output matrix is
+        with torch.autocast(network.device.type, dtype, enabled=dtype != torch.float32):
+            hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
+            own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
         if not torch.allclose(self(hidden), own.float(), rtol=1e-2, atol=1e-2):
             raise UnsupportedModel(f"{network.config.model_type} changes its logits behind the output layer")
 
