@@ -4,7 +4,8 @@
     python bench/objectives.py --prompts questions.jsonl --runs runs --json objectives.json --unverified unverified.json
 
 Each variant is a run of `stridelm train` with the same steps and batches, then of `stridelm acceptance` (tokens per
-forward of verified decoding on held-out questions) and of `bench/unverified.py`. Several go on side by side.
+forward of verified decoding on held-out questions) and of `bench/unverified.py`. Several go on side by side; runs that
+are finished are not made again.
 """
 
 import argparse
@@ -96,8 +97,9 @@ class _Bench:
         often = ["--evaluate-every", str(options.steps), "--checkpoint-every", str(10**6)]
         base = ["--model", options.model, "--prompts", str(options.prompts), "--rollouts", str(rollouts)]
         arguments = [*base, *COMMON, *steps, *often, *VARIANTS[name], *options.more]
-        _call("-m", "stridelm", "train", "--out", str(folder), *arguments)
         is_full = "full" in name
+        if not (folder / ("config.json" if is_full else "adapter.json")).is_file():
+            _call("-m", "stridelm", "train", "--out", str(folder), *arguments)
         subject = [str(folder)] if is_full else [options.model, str(folder)]
         asked = ["--model", subject[0], *(["--adapter", subject[1]] if not is_full else [])]
         limits = ["--prompts", str(self.questions), "--max-tokens", str(options.max_tokens), "--batch", "64"]

@@ -13,6 +13,9 @@ from stridelm.cli_options import field_docs
 from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+from unverified_tables import failure_table, quality_table  # noqa: E402
+
 RESULTS = ROOT / "bench" / "results"
 FILES = (ROOT / "docs" / "training.md", ROOT / "docs" / "decoding.md", ROOT / "README.md")
 
@@ -122,7 +125,55 @@ def coupling() -> str:
     return "\n".join(lines)
 
 
+def objectives() -> str:
+    """Verified: what each objective is worth in tokens per forward."""
+    lines = ["| objective | loss at the end | tokens per forward | acceptance by depth |", "|---|---|---|---|"]
+    for name, entry in read("objectives.json").items():
+        found = entry["verified"]
+        rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_by_depth"])
+        lines.append(f"| {name} | {entry['loss']:.2f} | {found['tokens_per_forward']:.2f} | {rates} |")
+    return "\n".join(lines)
+
+
+def objectives_cut_short() -> str:
+    """Runs whose last word is their own measurement at the end of training."""
+    lines = ["| objective | tokens per forward, own held-out prompts | acceptance by depth |", "|---|---|---|"]
+    for name, entry in read("objectives-cut-short.json").items():
+        rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
+        lines.append(f"| {name} | {entry['tokens_per_forward']:.2f} | {rates} |")
+    return "\n".join(lines)
+
+
+def unverified() -> str:
+    """ConfAdapt at several thresholds; the static settings are in the table of failures."""
+    content = read("unverified.json")
+    for subject in content["subjects"].values():
+        subject["settings"] = [entry for entry in subject["settings"] if entry["decoder"] == "adaptive"]
+    return quality_table([content])
+
+
+def failures() -> str:
+    return failure_table([read("unverified.json")])
+
+
+def drafters() -> str:
+    prompts = read("drafters.json")["prompts"]
+    heads = [f"{name} ({next(iter(part.values()))['answers']} answers)" for name, part in prompts.items()]
+    lines = [
+        f"| drafter | {' | '.join(heads)} | acceptance by depth, {heads[0]} |",
+        "|---|" + "---|" * (len(heads) + 1),
+    ]
+    first = next(iter(prompts.values()))
+    for drafter, entry in first.items():
+        figures = " | ".join(f"{part[drafter]['tokens_per_forward']:.2f}" for part in prompts.values())
+        rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
+        lines.append(f"| `{drafter}` | {figures} | {rates} |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "objectives": objectives, "objectives cut short": objectives_cut_short, "unverified": unverified,
+    "failures": failures, "drafters": drafters,
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling,
 }  # fmt: skip
