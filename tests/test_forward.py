@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, BartConfig, BloomConfig, Llama4Config, MambaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    BloomConfig,
+    FalconH1Config,
+    Llama4Config,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen3NextConfig,
+)
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import UnsupportedModel
@@ -176,6 +185,19 @@ def test_models_that_would_run_wrongly_are_refused(what: str, tmp_path: Path) ->
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel):
         load_tiny(tmp_path)
+
+
+RECURRENT = [
+    MambaConfig(vocab_size=260, hidden_size=16, num_hidden_layers=2, state_size=4),
+    Qwen3NextConfig(vocab_size=260, hidden_size=16, num_hidden_layers=4),
+    FalconH1Config(vocab_size=260, hidden_size=16, num_hidden_layers=2),
+]
+
+
+@pytest.mark.parametrize("config", RECURRENT, ids=lambda config: config.model_type)
+def test_recurrent_and_hybrid_models_are_refused_by_name(config: PreTrainedConfig) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{config.model_type} keeps a recurrent state"):
+        check_config(config)
 
 
 def test_settings_of_a_nested_config_are_looked_at() -> None:

@@ -12,6 +12,7 @@ from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_RECURRENT = {"linear_attention", "hybrid", "mamba", "recurrent", "conv"}
 _LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 _TRIAL_STEPS = (0, 4, 5, 6)
 _TRIAL_TOKENS = _TRIAL_STEPS[-1]
@@ -26,6 +27,12 @@ def check_config(whole: PreTrainedConfig) -> None:
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
+    if not hasattr(config, "num_attention_heads") or _RECURRENT & set(unknown):
+        kinds = f" (layers of kind {', '.join(unknown)})" if unknown else ""
+        raise UnsupportedModel(
+            f"{family} keeps a recurrent state{kinds}, which cannot be rolled back to an accepted draft: only models "
+            "whose layers all attend are supported"
+        )
     if unknown:
         raise UnsupportedModel(f"{family} has layers of kind {', '.join(unknown)}, which StrideLM does not do")
     for name in ("attention_chunk_size", "alibi", "use_bidirectional_attention"):
