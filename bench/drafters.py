@@ -106,8 +106,9 @@ def _readers(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, R
 
 def _answers(checkpoint: Checkpoint, lines: list[PromptLine], max_tokens: int) -> list[Text]:
     """The base model's own greedy answers."""
-    prompts = [Prompt(tuple(encode_prompt(checkpoint, line.prompt)), max_tokens) for line in lines]
-    width = max(len(prompt.tokens) for prompt in prompts) + max_tokens
+    encoded = [tuple(encode_prompt(checkpoint, line.prompt)) for line in lines]
+    prompts = [Prompt(each, min(max_tokens, checkpoint.context_length - len(each))) for each in encoded]
+    width = max(len(prompt.tokens) + prompt.max_tokens for prompt in prompts)
     answers = dict(RolloutEngine(checkpoint, 64, width).run(prompts))
     return [
         Text(np.array([*prompt.tokens, *answers[number]], dtype=np.int32), len(prompt.tokens))

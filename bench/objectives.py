@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--count", type=int, default=64, help="held-out questions")
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--unverified-count", type=int, default=48, help="questions answered unverified")
-    parser.add_argument("--unverified-tokens", type=int, default=128)
+    parser.add_argument("--unverified-count", type=int, default=32, help="questions answered unverified")
+    parser.add_argument("--unverified-tokens", type=int, default=96)
     parser.add_argument("--only", nargs="*", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--more", nargs=argparse.REMAINDER, default=[], help="more options of every training run")
     options = parser.parse_args()
@@ -99,7 +99,8 @@ class _Bench:
         arguments = [*base, *COMMON, *steps, *often, *VARIANTS[name], *options.more]
         is_full = "full" in name
         if not (folder / ("config.json" if is_full else "adapter.json")).is_file():
-            _call("-m", "stridelm", "train", "--out", str(folder), *arguments)
+            resumed = ["--resume"] if folder.exists() else []
+            _call("-m", "stridelm", "train", "--out", str(folder), *arguments, *resumed)
         subject = [str(folder)] if is_full else [options.model, str(folder)]
         asked = ["--model", subject[0], *(["--adapter", subject[1]] if not is_full else [])]
         limits = ["--prompts", str(self.questions), "--max-tokens", str(options.max_tokens), "--batch", "64"]

@@ -1,5 +1,6 @@
 """Every way to convert, family by family: the loss falls, and what comes out writes what plain decoding writes."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,18 @@ from transformers import AutoModelForCausalLM
 
 import stridelm
 from command_line import Call, assert_refused
+from killed import NEVER, train_until
 from reference import NEAR_TIE, reference
 from stridelm import LoadSettings, SamplingParams
 from stridelm.model.adapter import load_adapter
+from stridelm.model.draft_layers import load_layers
+from stridelm.model.full_student import FullStudent
+from stridelm.model.heads import load_heads
+from stridelm.model.load import load_checkpoint
 from stridelm.model.mask_token import MASK_KEY, MASKS_KEY
+from stridelm.model.store import read_weights
 from tiny import plain_network
-from training import QUESTIONS, metrics, options, write_questions
+from training import QUESTIONS, metrics, options, write_answers, write_questions
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "qwen3_moe")
 SHAPE: dict[str, Any] = {
@@ -48,9 +55,7 @@ def convert(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     """A short run; returns its folder."""
     monkeypatch.chdir(tmp_path)
     write_questions(tmp_path)
-    answer = "Because the light that comes from the sun is scattered on its way."
-    lines = [json.dumps({"question": question, "answer": answer}) for question in QUESTIONS]
-    (tmp_path / "answers.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    write_answers(tmp_path)
 
     def run(model: Path, out: str = "run", prompts: str = "questions.txt", **settings: Any) -> Path:
         flags = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value is None]
@@ -145,6 +150,8 @@ def test_a_model_that_stands_alone(convert: Callable[..., Path], tiny_folder: Ca
     config = json.loads((run / "config.json").read_text())
     assert (config[MASK_KEY], config[MASKS_KEY]) == (257, 3)
     assert config["vocab_size"] == 320, "a multiple of 64"
+    assert (config["mask_token"], config["dtype"]) == ("<|stride_mask|>", "float32")
+    assert "lm_head.weight" not in read_weights([run / "model.safetensors"]), "one matrix at both ends"
     network: Any = AutoModelForCausalLM.from_pretrained(run)
     assert network.get_input_embeddings().weight is network.get_output_embeddings().weight
     model = load("full", base, run)
@@ -153,6 +160,23 @@ def test_a_model_that_stands_alone(convert: Callable[..., Path], tiny_folder: Ca
     assert_exact(model, plain("full", base, run), "self")
     result = model.generate("x", SamplingParams(max_tokens=4))
     assert result.exact and str(run) in result.exact_to
+
+
+def test_a_converted_model_learns_on_with_its_mask(
+    convert: Callable[..., Path], tiny_folder: Callable[..., Path]
+) -> None:
+    first = convert(tiny_folder("qwen3", vocab_size=257), **MODES["full"], **ROLLOUTS)
+    again = convert(first, out="again", **MODES["full"] | {"k": 3}, **ROLLOUTS)
+    config = json.loads((again / "config.json").read_text())
+    assert (config[MASK_KEY], config[MASKS_KEY], config["vocab_size"]) == (257, 2, 320)
+    checkpoint = load_checkpoint(str(first), LoadSettings(device="cpu"), trainable=True)
+    begun = FullStudent(checkpoint.network, checkpoint.tokenizer, 2)
+    assert begun.token == ("<|stride_mask|>", 257)
+    assert torch.equal(
+        begun.mask_rows()[0], read_weights([first / "model.safetensors"])["model.embed_tokens.weight"][257]
+    )
+    tuned = convert(first, out="tuned", prompts="answers.jsonl", mode="full", objective="sft", learning_rate=1e-4)
+    assert MASK_KEY not in json.loads((tuned / "config.json").read_text()), "its masks are not what was trained"
 
 
 def test_what_results_are_exact_to_without_a_gate(
@@ -166,26 +190,108 @@ def test_what_results_are_exact_to_without_a_gate(
         load("no gate", tiny_folder(seed=1), run)
 
 
-@pytest.mark.parametrize("mode", ["no gate", "full", "heads", "draft"])
+def walked(model: stridelm.LanguageModel, propose: Callable[[list[int]], list[int]]) -> tuple[int, int]:
+    """Tokens and forwards of plain answers, walked by hand: what is proposed behind the newest token is taken as far
+    as it is right, and one token more."""
+    tokens = forwards = 0
+    for question in QUESTIONS:
+        prompt = model.encode(question)
+        answer = list(model.generate(question, SamplingParams(max_tokens=12), decoder="autoregressive").token_ids)
+        written = 1
+        forwards += 1
+        while written < len(answer):
+            drafts = propose([*prompt, *answer[:written]])
+            taken = 0
+            while (
+                taken < len(drafts) and written + taken < len(answer) - 1 and drafts[taken] == answer[written + taken]
+            ):
+                taken += 1
+            written += taken + 1
+            forwards += 1
+        tokens += len(answer)
+    return tokens, forwards
+
+
+@torch.no_grad()
+def proposals(mode: str, base: Path, run: Path) -> Callable[[list[int]], list[int]]:
+    """What a conversion proposes behind a text, by plain forwards."""
+    network = plain(mode, base, run)
+    if mode == "heads":
+        _, heads = load_heads(run)
+
+        def by_heads(text: list[int]) -> list[int]:
+            hidden = network.model(torch.tensor([text[:-1]]), use_cache=False).last_hidden_state[0, -1:]
+            return network.lm_head(heads(hidden)[0]).argmax(dim=-1).tolist()
+
+        return torch.no_grad()(by_heads)
+    if mode == "draft":
+        checkpoint = load_checkpoint(str(base), LoadSettings(device="cpu"), trainable=True)
+        layers = load_layers(run, checkpoint)
+        config = copy.deepcopy(layers.config)
+        draft: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+        draft.load_state_dict(layers.state_dict())
+
+        def by_layers(text: list[int]) -> list[int]:
+            written = list(text)
+            for _ in range(8):
+                written.append(int(draft(torch.tensor([written]), use_cache=False).logits[0, -1].argmax()))
+            return written[len(text) :]
+
+        return torch.no_grad()(by_layers)
+    mask = json.loads((run / "config.json").read_text())[MASK_KEY]
+
+    def by_masks(text: list[int]) -> list[int]:
+        logits = network(torch.tensor([[*text[:-1], mask, mask, mask]]), use_cache=False).logits[0, -3:]
+        return logits.argmax(dim=-1).tolist()
+
+    return torch.no_grad()(by_masks)
+
+
+@pytest.mark.parametrize("mode", ["full", "heads", "draft"])
 def test_acceptance(mode: str, call: Call, convert: Callable[..., Path], tiny_folder: Callable[..., Path]) -> None:
-    """It counts the forwards of a chain that is walked; the engine's answer has as many tokens."""
     base = tiny_folder()
-    run = convert(base, **MODES[mode], **ROLLOUTS)
-    subject = {"no gate": ["--model", base, "--adapter", run], "full": ["--model", run]}.get(
-        mode, ["--model", base, "--heads" if mode == "heads" else "--draft-model", run]
-    )
-    done = call("acceptance", *subject, "--prompts", "questions.txt", "--max-tokens", 12, "--device", "cpu", "--json")
+    run = convert(base, **MODES[mode] | {"steps": 150, "checkpoint_every": 150, "evaluate_every": 150}, **ROLLOUTS)
+    subject = {
+        "full": ["--model", run],
+        "heads": ["--model", base, "--heads", run],
+        "draft": ["--model", base, "--draft-model", run],
+    }[mode]
+    limits = ("--prompts", "questions.txt", "--max-tokens", 12, "--device", "cpu", "--json")
+    done = call("acceptance", *subject, *limits)
     assert done.status == 0, done.err
     (told,) = done.objects
-    model = load(mode, base, run)
-    written = [model.generate(question, SamplingParams(max_tokens=12)) for question in QUESTIONS]
-    assert told["tokens"] == sum(len(result.token_ids) for result in written)
-    assert told["tokens_per_forward"] >= 1 and len(told["acceptance_by_depth"]) == (8 if mode == "draft" else 3)
+    expected = walked(load(mode, base, run), proposals(mode, base, run))
+    assert (told["tokens"], told["forwards"]) == expected
+    assert told["forwards"] < told["tokens"], "something is accepted, so that a wrong place would show"
+    assert_refused(call("acceptance", *subject, *limits, "--no-sequential-head"), "there is none here")
 
 
 def test_one_measurement_at_a_time(call: Call, tmp_path: Path) -> None:
     refused = call("acceptance", "--prompts", tmp_path, "--heads", tmp_path, "--draft-model", tmp_path)
     assert_refused(refused, "leave the others out")
+
+
+KILLED = {"full": ("full", "config.json"), "heads": ("heads", "heads.json"), "draft": ("draft", "draft.json")}
+
+
+@pytest.mark.parametrize("mode", KILLED)
+@pytest.mark.parametrize("moment", ["os.rename run/.writing/{file}", "os.remove run/checkpoint-000040.safetensors"])
+def test_killed_at_the_end_and_resumed(
+    mode: str, moment: str, tmp_path: Path, tiny_folder: Callable[..., Path]
+) -> None:
+    """Nothing half: without its JSON file there is no result, with it the run still knows that it is not finished."""
+    settings = options(**SHAPE | MODES[mode] | ROLLOUTS | {"checkpoint_every": 20})
+    arguments = ["--model", str(tiny_folder()), "--out", "run", "--prompts", "questions.txt", *settings]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        write_questions(tmp_path / name)
+    assert train_until(NEVER, tmp_path / "whole", arguments) == 0
+    assert train_until(moment.format(file=KILLED[mode][1]), tmp_path / "killed", arguments) == -9
+    assert (tmp_path / "killed/run" / KILLED[mode][1]).exists() == ("remove" in moment)
+    assert train_until(NEVER, tmp_path / "killed", [*arguments, "--resume"]) == 0
+    weights = [read_weights(sorted((tmp_path / name / "run").glob("*.safetensors"))) for name in ("whole", "killed")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

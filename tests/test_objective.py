@@ -15,7 +15,7 @@ from stridelm.model.student import Student
 from stridelm.train.batches import Batch
 from stridelm.train.objective import ChainObjective
 from stridelm.train.settings import TrainSettings
-from tiny import plain_network
+from tiny import plain_network, trained
 
 Trainable = Callable[..., Checkpoint]
 VOCABULARY = 260
@@ -44,7 +44,7 @@ def distill(checkpoint: Checkpoint, settings: TrainSettings) -> ChainObjective:
     student = Student(checkpoint.network, settings.rank, settings.masks, settings.state_size)
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in student.trained():
+        for parameter in trained(student):
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=random))
     return ChainObjective(checkpoint.network, student, settings)
 
@@ -102,7 +102,7 @@ def test_the_loss_equals_two_loops_written_out(family: str, name: str, trainable
 def test_parts_have_the_gradient_of_the_whole(name: str, trainable: Trainable, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = distill(trainable("gemma2"), settings_of(name))
     inputs = tensors(loss.inputs(BATCH, 0))
-    parameters = loss.student.trained()
+    parameters = trained(loss.student)
 
     def loss_and_gradients() -> tuple[torch.Tensor, ...]:
         value = 3 * loss(*inputs)

@@ -11,8 +11,9 @@ import pytest
 
 from command_line import Call, assert_refused
 from killed import NEVER, train_until
+from stridelm.model.store import read_weights
 from stridelm.train.parallel import Team
-from training import SETTINGS, metrics, options, write_questions
+from training import SETTINGS, metrics, options, write_answers
 
 SHAPE = {name: value for name, value in SETTINGS.items() if name not in ("rank", "sequential_size")}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -20,20 +21,23 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "an adapter without a gate": ("gemma3", {"rank": 2, "gate": "none", "objective": "online"}),
     "a whole model": ("llama", {"mode": "full", "learning_rate": 1e-3, "objective": "online"}),
     "a whole model with one matrix at both ends": ("qwen3", {"mode": "full", "learning_rate": 1e-3}),
+    "heads": ("llama", {"mode": "heads", "heads": 2}),
+    "a draft model": ("llama", {"mode": "draft", "layers": 1}),
+    "a domain model": ("llama", {"mode": "full", "objective": "sft", "learning_rate": 1e-3}),
+}
+MEANINGLESS = {
+    "heads": ("k",),
+    "a draft model": ("k", "anchors"),
+    "a domain model": ("k", "anchors", "answer_tokens", "rollout_batch"),
 }
 
 
-def run(family: str, settings: dict[str, Any], tiny_folder: Callable[..., Path]) -> list[str]:
+def run(name: str, tiny_folder: Callable[..., Path]) -> list[str]:
+    family, settings = RUNS[name]
     shape = SHAPE | {"texts": 4, "steps": 10}
-    return [
-        "--model",
-        str(tiny_folder(family)),
-        "--out",
-        "run",
-        "--prompts",
-        "questions.txt",
-        *options(**shape | settings),
-    ]
+    shape = {each: value for each, value in shape.items() if each not in MEANINGLESS.get(name, ())}
+    base = ["--model", str(tiny_folder(family)), "--out", "run", "--prompts", "answers.jsonl"]
+    return [*base, *options(**shape | settings)]
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,13 +56,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     made = tmp_path / "one", tmp_path / "two"
     for folder in made:
         folder.mkdir()
-        write_questions(folder)
+        write_answers(folder)
     return made
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_train_as_one(name: str, folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
-    arguments = run(*RUNS[name], tiny_folder)
+    arguments = run(name, tiny_folder)
     one, two = folders
     assert train_until(NEVER, one, arguments) == 0
     done = launch(two, *arguments)
@@ -69,11 +73,13 @@ def test_two_processes_train_as_one(name: str, folders: tuple[Path, Path], tiny_
     assert done.stdout.count("try it:") == 1, "one of the processes speaks"
     left = [{path.name for path in (folder / "run").iterdir()} for folder in folders]
     assert left[0] == left[1]
+    stored = [sorted(read_weights(sorted((folder / "run").glob("*.safetensors")))) for folder in folders]
+    assert stored[0] == stored[1], "the same tensors; one that is tied is stored once"
 
 
 def test_two_processes_go_on_where_one_was_killed(folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
     """Weights and moments of a checkpoint are whole, whoever wrote it and whoever reads it."""
-    arguments = run(*RUNS["a whole model"], tiny_folder)
+    arguments = run("a whole model", tiny_folder)
     one, two = folders
     assert train_until(NEVER, one, arguments) == 0
     assert train_until("open run/.checkpoint-000010.safetensors.writing", two, arguments) == -9
@@ -93,7 +99,13 @@ def test_a_batch_that_cannot_be_shared(
 ) -> None:
     monkeypatch.setattr("stridelm.train.parallel.ALONE", Team(0, 3))
     monkeypatch.chdir(tmp_path)
-    write_questions(tmp_path)
-    refused = call("train", *run(*RUNS["an adapter"], tiny_folder))
+    write_answers(tmp_path)
+    refused = call("train", *run("an adapter", tiny_folder))
     assert_refused(refused, "--texts (4) must be a multiple of the number of processes (3)")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["questions.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl"]
+
+
+def test_a_device_for_all(call: Call, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused = call("train", *run("an adapter", tiny_folder), "--device", "cuda:1")
+    assert_refused(refused, "--device cuda:1 names one device for 2 processes")

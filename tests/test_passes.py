@@ -22,7 +22,7 @@ from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
 from stridelm.types import ROOT, DraftTree
-from tiny import FAMILIES, byte_tokenizer, plain_network, random_adapter
+from tiny import FAMILIES, byte_tokenizer, plain_network, random_adapter, trained
 
 Trainable = Callable[..., Checkpoint]
 MASKS = 4
@@ -45,7 +45,7 @@ def with_random_weights(network: Any) -> Student:
     student = Student(network, 4, MASKS, 8)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in student.trained():
+        for parameter in trained(student):
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=random))
     return student
 
@@ -138,8 +138,8 @@ def test_the_base_models_weights_are_held_once(trainable: Trainable) -> None:
     network = trainable("mixtral").network
     held = {id(tensor) for tensor in (*network.parameters(), *network.buffers())}
     student = Student(network, 4, MASKS, 8)
-    trained = {id(parameter) for parameter in student.trained()}
-    assert {id(tensor) for tensor in (*student.parameters(), *student.buffers())} == held | trained
+    own = {id(parameter) for parameter in trained(student)}
+    assert {id(tensor) for tensor in (*student.parameters(), *student.buffers())} == held | own
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
@@ -168,7 +168,7 @@ def test_a_student_goes_to_disk_and_back(family: str, trainable: Trainable) -> N
     again = Student.of(checkpoint.network, adapter)
     for (name, ours), (other, theirs) in zip(student.named_parameters(), again.named_parameters(), strict=True):
         assert name == other and torch.equal(ours, theirs)
-    assert not again.trained()
+    assert not trained(again)
     assert bool(adapter.config.unadapted) == (family in ("mixtral", "qwen3_moe", "gpt_oss"))
 
 

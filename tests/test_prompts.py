@@ -144,5 +144,6 @@ def test_no_answer(entry: dict[str, Any], file: Path) -> None:
 
 def test_an_answer_that_is_no_text(file: Path) -> None:
     file.write_text('{"prompt": "Two?", "answer": 2}')
+    (line,) = read_prompts(file)  # of no matter to who only wants the prompt
     with pytest.raises(InputError, match="line 1: the answer must be text"):
-        read_prompts(file)
+        line.with_answer()

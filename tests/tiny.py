@@ -156,3 +156,7 @@ def random_heads(checkpoint: Checkpoint, *, heads: int = 3, size: int = 16, seed
 def heads_config(checkpoint: Checkpoint, module: Heads) -> HeadsConfig:
     heads, size, width = module.up_HSC.shape
     return HeadsConfig(checkpoint.name, checkpoint.fingerprint, width, heads, size)
+
+
+def trained(student: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in student.parameters() if parameter.requires_grad]

@@ -41,6 +41,13 @@ def write_questions(folder: Path) -> None:
     (folder / "questions.txt").write_text("".join(f"{question}\n" for question in QUESTIONS))
 
 
+def write_answers(folder: Path) -> None:
+    """The same questions, each with an answer."""
+    answer = "Because the light that comes from the sun is scattered on its way."
+    lines = (json.dumps({"question": question, "answer": answer}) for question in QUESTIONS)
+    (folder / "answers.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
 def small_run(model: Path) -> list[str]:
     """Arguments of a run in a folder that holds the questions."""
     return ["--model", str(model), "--out", "run", *options(**SETTINGS), "--prompts", "questions.txt"]

@@ -79,6 +79,8 @@ def run(request: Request) -> None:
 def _reader(request: Request) -> tuple[Checkpoint, Reader]:
     """The model whose answers are walked over, and who proposes."""
     settings = LoadSettings(**asdict(request.place))
+    if request.heads is not None or request.draft_model is not None:
+        _refuse_without_head(request)
     if request.heads is not None:
         config, module = load_heads(request.heads)
         checkpoint = load_checkpoint(request.model, settings, trainable=True)
@@ -89,6 +91,7 @@ def _reader(request: Request) -> tuple[Checkpoint, Reader]:
         return checkpoint, ModelReader(draft, MEASURED_DRAFTS)
     folder = adapter_folder(request.model, request.adapter)
     if folder is None:
+        _refuse_without_head(request)
         checkpoint = load_checkpoint(request.model, settings, trainable=True)
         own = mask_token_adapter(checkpoint)
         if own is None:
@@ -98,6 +101,8 @@ def _reader(request: Request) -> tuple[Checkpoint, Reader]:
         masks = MaskRows(checkpoint.network, own, min(own.config.masks, _MOST_MASKS))
         return checkpoint, MaskReader(checkpoint.network, masks)
     adapter = load_adapter(folder)
+    if not adapter.config.sequential_size:
+        _refuse_without_head(request)
     if not adapter.is_gated:
         checkpoint = load_checkpoint(request.model, settings, trainable=True, merged=(folder, adapter))
         masks = MaskRows(checkpoint.network, masks_alone(adapter), adapter.config.masks)
@@ -106,6 +111,11 @@ def _reader(request: Request) -> tuple[Checkpoint, Reader]:
     check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
     student = Student.of(checkpoint.network, adapter)
     return checkpoint, MaskReader(checkpoint.network, student, with_sequential=request.sequential_head)
+
+
+def _refuse_without_head(request: Request) -> None:
+    if not request.sequential_head:
+        raise InputError("--no-sequential-head: there is none here, leave it out")
 
 
 def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, display: Display) -> dict[int, Text]:

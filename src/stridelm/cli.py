@@ -125,9 +125,18 @@ def _refuse_decoding_options(context: typer.Context) -> None:
 @app.command()
 @with_settings
 def train(
-    out: Annotated[Path, typer.Option("--out", help="The folder to make: adapter, model card and record of the run.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="The folder to make: what is trained, a model card and the record of the run.")
+    ],
     model: Model = DEFAULT_MODEL,
-    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"What to answer: {_PROMPTS_HELP}")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            help=f"What to answer: {_PROMPTS_HELP} For --objective ground-truth and sft with an `answer` each, or "
+            "chats that end with the assistant's turn.",
+        ),
+    ] = None,
     rollouts: Annotated[
         Path | None,
         typer.Option("--rollouts", help="Where the model's answers are kept, to be used again; default OUT/rollouts."),
@@ -135,11 +144,16 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds.")] = False,
     settings: TrainSettings = TrainSettings(),  # noqa: B008 (frozen)
 ) -> None:
-    """Convert a model: teach it to propose several tokens per pass. Its own answers do not change.
+    """Convert a model: teach it to propose several tokens per pass. Its own answers do not change, unless its own
+    weights are tuned (--mode full, --gate none).
 
     \b
     stridelm train --model smollm2 --out runs/mine                 # no data: the model prompts itself
     stridelm train --model Qwen/Qwen3-4B --prompts my_domain.jsonl --out runs/qwen
+    stridelm train --mode full --objective online --random-k --out runs/full
+    stridelm train --mode heads --heads 4 --out runs/heads
+    stridelm train --mode draft --layers 2 --out runs/draft
+    torchrun --nproc-per-node 8 --module stridelm train ...        # several GPUs
     """
     from stridelm import train_command
 

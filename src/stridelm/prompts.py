@@ -18,13 +18,13 @@ class PromptLine:
     """Text, or a chat's messages."""
     category: str | None = None
     """What kind of prompt it is, for figures by kind."""
-    answer: str | None = None
-    """What the file gives as its answer."""
+    answer: object = None
+    """What the file gives as its answer: whoever needs one asks for it."""
 
     def with_answer(self) -> tuple[str | list[dict[str, Any]], str]:
         """The prompt and the answer to it: what the line calls so, or a chat's last turn if that is the assistant's."""
         if self.answer is not None:
-            return self.prompt, self.answer
+            return self.prompt, _check_text(self.place, "the answer", self.answer)
         match self.prompt:
             case [_, *_, {"role": "assistant", "content": str(answer)}]:
                 return self.prompt[:-1], answer
@@ -69,10 +69,7 @@ def _parse(place: str, line: str) -> PromptLine:
     category = entry.get("category")
     if category is not None:
         _check_text(place, "the category", category)
-    answer = entry.get("answer")
-    if answer is not None:
-        _check_text(place, "the answer", answer)
-    return PromptLine(place, prompt, category, answer)
+    return PromptLine(place, prompt, category, entry.get("answer"))
 
 
 def _check_messages(place: str, messages: object) -> None:
@@ -86,10 +83,11 @@ def _check_messages(place: str, messages: object) -> None:
                 raise InputError(f"{place}: each of the messages must have a role and a content, both text")
 
 
-def _check_text(place: str, what: str, text: object) -> None:
+def _check_text(place: str, what: str, text: object) -> str:
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{place}: {what} must be text that is not empty")
     _check_unicode(place, text)
+    return text
 
 
 def _check_unicode(place: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`stridelm train`: prompts, rollouts, training, and a folder that holds the adapter and all about its making."""
+"""`stridelm train`: prompts, rollouts, training, and a folder that holds what was trained and all about its making."""
 
 import shlex
 import shutil
@@ -43,7 +43,7 @@ class Request:
 
 
 def run(request: Request) -> None:
-    with joined() as team:
+    with joined(request.settings.device) as team:
         _run(request, team)
 
 
@@ -56,16 +56,13 @@ def _run(request: Request, team: Team) -> None:
         _check_out(out, RESULTS[settings.mode], resume=request.resume)
         _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
-    check_fits(checkpoint, settings)
+    check_fits(checkpoint, settings, team)
     made = (_starting(out), out, rollouts_folder) if team.is_first else ()
     with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
         with team.first_before_others():
             record = _opened(request, checkpoint, store) if team.is_first else {}
             rollouts = store.make()
-            if team.is_first:
-                record["data"] = rollouts.manifest
-                write_json(out / RECORD, record)
         with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
 
             def watch(entry: dict[str, Any]) -> None:
@@ -73,6 +70,10 @@ def _run(request: Request, team: Team) -> None:
                 to_tensorboard(entry)
 
             trainer = Trainer(checkpoint, rollouts, settings, out, watch, team)
+            if team.is_first:
+                record["data"] = rollouts.manifest | trainer.batches.coverage
+                write_json(out / RECORD, record)
+                display.say(_coverage(trainer.batches.coverage, settings.length))
             evaluation = trainer.run()
     if not team.is_first:
         trainer.conversion.save(None)
@@ -87,6 +88,13 @@ def _run(request: Request, team: Team) -> None:
     if not drawn:
         print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
     print(f'try it: stridelm generate {shlex.join(options)} "..."')
+
+
+def _coverage(counts: dict[str, int], length: int) -> str:
+    return (
+        f"{counts['texts_used']} texts to train on; {counts['texts_cut']} are cut at --length ({length}), "
+        f"{counts['texts_left_out']} left out: too little of an answer fits"
+    )
 
 
 def _say_nothing(entry: dict[str, Any]) -> None:

@@ -91,9 +91,18 @@ def save_adapter(folder: Path, adapter: Adapter) -> None:
     save_part(folder, GATED if adapter.is_gated else UNGATED, adapter.config, adapter.tensors)
 
 
+_HINTS = {
+    "adapter_config.json": "adapter_config.json is a PEFT adapter's: plain LoRA does not draft",
+    "heads.json": "it holds heads: give it as --heads",
+    "draft.json": "it holds a draft model: give it as --draft-model",
+    "config.json": "it holds a whole model: give it as --model",
+}
+
+
 def load_adapter(folder: Path) -> Adapter:
     if not (folder / CONFIG).is_file():
-        hint = " (adapter_config.json is a PEFT adapter's: plain LoRA does not draft)" if _is_peft(folder) else ""
+        found = next((hint for file, hint in _HINTS.items() if (folder / file).is_file()), None)
+        hint = f" ({found})" if found else ""
         raise InputError(f"{folder}: no {CONFIG} there, so it is not a StrideLM adapter{hint}")
     kind, config, tensors = load_part(folder, (GATED, UNGATED), AdapterConfig)
     expected: dict[str, tuple[int | None, ...]] = {MASK_EMBEDDING: (config.masks, config.width)}
@@ -104,10 +113,6 @@ def load_adapter(folder: Path) -> Adapter:
         expected |= {name: tuple(tensor.shape) for name, tensor in sequential_tensors(head).items()}
     check_tensors(folder, kind, tensors, expected)
     return Adapter(config, tensors, is_gated=kind is GATED)
-
-
-def _is_peft(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
 
 
 def check_base(folder: Path, adapter: Adapter, name: str, fingerprint: str) -> None:

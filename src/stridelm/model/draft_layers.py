@@ -1,7 +1,7 @@
 """A draft model of the target's own first layers, between the target's own embedding and output matrix.
 
-What it has of its own are its layers and its final norm: these are trained, stored (docs/decoding.md) and loaded beside
-the target; the two large matrices are held once.
+What it has of its own are its layers and its final norm: these are trained, stored (docs/adapter-format.md) and loaded
+beside the target; the two large matrices are held once.
 """
 
 import copy

@@ -9,6 +9,7 @@ from stridelm.model.draft_layers import is_draft, load_draft
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.mask_token import MASK_KEY
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
@@ -42,7 +43,12 @@ def load_given_draft(name: str, target: Checkpoint, settings: LoadSettings) -> C
 
 def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
     """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    # A mask token, which a conversion may have added, is in no text.
+    masks = {getattr(each.network.config, MASK_KEY, None) for each in (target, draft)}
+    ours, theirs = (
+        {token: number for token, number in each.tokenizer.get_vocab().items() if number not in masks}
+        for each in (target, draft)
+    )
     if ours != theirs:
         apart = len(ours.items() ^ theirs.items())
         raise InputError(

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.model.mask_token import MASK_KEY, MASKS_KEY
+from stridelm.model.mask_token import MASK_KEY, MASK_NAME_KEY, MASKS_KEY, own_mask_token
 from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.store import save_network
 from stridelm.model.student import mask_token, read_chains, read_real_rows, read_together
 
 _ROUND_VOCABULARY = 64
@@ -37,11 +37,19 @@ class FullStudent(nn.Module):
         super().__init__()
         self.masks = masks
         self.network: Any = copy.deepcopy(network).float().requires_grad_(True)
-        self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size)) if masks else None
-        if self.token is not None:
+        self.token: tuple[str, int] | None = None
+        config = self.network.config
+        if not masks:
+            # What a converted model's masks say is not trained here: it has none any more.
+            for key in (MASK_KEY, MASK_NAME_KEY, MASKS_KEY):
+                config.__dict__.pop(key, None)
+            return
+        self.token = own_mask_token(network, tokenizer)  # of a model that was converted before, and learns on
+        if self.token is None:
+            self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size))
             self._make_room(self.token[1])
-            setattr(self.network.config, MASK_KEY, self.token[1])
-            setattr(self.network.config, MASKS_KEY, masks)
+        for key, value in ((MASK_NAME_KEY, self.token[0]), (MASK_KEY, self.token[1]), (MASKS_KEY, masks)):
+            setattr(config, key, value)
 
     @torch.no_grad()
     def _make_room(self, token: int) -> None:
@@ -55,9 +63,6 @@ class FullStudent(nn.Module):
             for holder in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
                 holder.weight[known:] = holder.weight[:known].mean(dim=0)
         self.network.get_input_embeddings().weight[token] = mean_C
-
-    def trained(self) -> list[nn.Parameter]:
-        return list(self.parameters())
 
     def mask_rows(self) -> torch.Tensor:
         assert self.token is not None, "a model that was not trained with masks"
@@ -88,8 +93,6 @@ def save_full(
 ) -> None:
     """Write the model into a folder that may hold other files, config.json last: without it there is no model.
     `weights` is the network's state, whole and on the CPU."""
-    network = student.network
-    network.generation_config.eos_token_id = sorted(eos_ids)
     if student.token is not None:
         name, token = student.token
         tokenizer = copy.deepcopy(tokenizer)
@@ -101,16 +104,11 @@ def save_full(
         stored.setdefault(tensor.data_ptr(), tensor.to(dtype))
     working = folder / ".writing"
     shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
-    network.config.dtype = dtype
     try:
         state = {name: stored[tensor.data_ptr()] for name, tensor in weights.items()}
-        network.save_pretrained(working, state_dict=state)
-        tokenizer.save_pretrained(working)
+        save_network(working, student.network, tokenizer, eos_ids, state)
         names = sorted(path.name for path in working.iterdir())
         for name in (*(name for name in names if name != "config.json"), "config.json"):
             os.replace(working / name, folder / name)
-            (folder / name).chmod(0o644)
-    except SafetensorError as error:
-        raise OSError(28, "No space left on device, or it cannot be written", str(folder)) from error
     finally:
         shutil.rmtree(working, ignore_errors=True)

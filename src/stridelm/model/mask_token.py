@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
 from stridelm.model.load import Checkpoint
@@ -17,21 +18,35 @@ from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
 MASK_KEY = "mask_token_id"
+MASK_NAME_KEY = "mask_token"
 MASKS_KEY = "trained_masks"
 """The longest chain of masks that a model was trained with; our conversions say it, others may not."""
+
+
+def own_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int] | None:
+    """The name and the id of a model's own mask token; None where its config names none."""
+    token: Any = getattr(network.config, MASK_KEY, None)
+    if token is None:
+        return None
+    vocabulary = int(network.config.get_text_config().vocab_size)
+    if type(token) is not int or not 0 <= token < vocabulary:
+        raise InputError(
+            f"config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to {vocabulary - 1}: name the "
+            "token that it was converted with, or leave the entry out"
+        )
+    return str(getattr(network.config, MASK_NAME_KEY, None) or tokenizer.convert_ids_to_tokens(token)), token
 
 
 def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
     """The adapter that stands for a model's own mask token; None where its config names none."""
     network = checkpoint.network
-    token: Any = getattr(network.config, MASK_KEY, None)
-    if token is None:
+    try:
+        found = own_mask_token(network, checkpoint.tokenizer)
+    except InputError as error:
+        raise InputError(f"{checkpoint.name}: {error}") from error
+    if found is None:
         return None
-    if type(token) is not int or not 0 <= token < checkpoint.vocabulary:
-        raise InputError(
-            f"{checkpoint.name}: config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to "
-            f"{checkpoint.vocabulary - 1}: name the token that it was converted with, or leave the entry out"
-        )
+    name, token = found
     masks: Any = getattr(network.config, MASKS_KEY, LARGEST_K - 1)
     if type(masks) is not int or not 1 <= masks < LARGEST_K:
         raise InputError(
@@ -44,7 +59,7 @@ def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
         width=embedding_1C.shape[-1],
         rank=0,
         masks=masks,
-        mask_token=str(checkpoint.tokenizer.convert_ids_to_tokens(token)),
+        mask_token=name,
         mask_token_id=token,
         extends_vocabulary=False,
         targets=(),

@@ -24,13 +24,21 @@ def save_folder(
 
 
 def save_network(
-    folder: Path, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]
+    folder: Path,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: frozenset[int],
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """The same for a network as transformers made it, with all the tokens that end its answers."""
+    """The same for a network as transformers made it, with all the tokens that end its answers. `weights`: to be stored
+    in place of the network's own, all of one type."""
     assert network.generation_config is not None
     network.generation_config.eos_token_id = sorted(eos_ids) or None
     with _writing(folder):
-        network.save_pretrained(folder)
+        network.save_pretrained(folder, state_dict=weights)
+        if weights is not None:  # transformers writes the network's own type
+            network.config.dtype = next(iter(weights.values())).dtype
+            network.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 

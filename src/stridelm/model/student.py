@@ -86,9 +86,6 @@ class Student(nn.Module):
         """The embeddings of a chain's masks: K x C."""
         return self.mask_embedding.to(self.network.dtype)
 
-    def trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
-
     def outputs(self, chains: ChainPass) -> torch.Tensor:
         """The final hidden states of all mask rows: X x K x C."""
         return read_chains(self.network, chains, self.mask_rows())

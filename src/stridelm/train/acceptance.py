@@ -140,7 +140,7 @@ class MaskReader:
 
     def __init__(self, teacher: Any, student: Any, *, with_sequential: bool = True) -> None:
         """`student` is a Student or a FullStudent. One whose real rows are trained reads the text itself."""
-        self.teacher = student.network if student.judges_anchor else teacher
+        self.reads = student.network if student.judges_anchor else teacher
         self.student = student
         self.drafts = student.masks
         self.device = teacher.device
@@ -148,13 +148,13 @@ class MaskReader:
         self.head = OutputHead(student.network)
 
     def __call__(self, ids_BT: torch.Tensor) -> Propose:
-        texts, _ = read_texts(self.teacher, ids_BT)
+        texts, _ = read_texts(self.reads, ids_BT)
 
         def propose(anchors_B1: torch.Tensor) -> torch.Tensor:
             chains = ChainPass(texts, anchors_B1, self.drafts)
             outputs_BKC = self.student.outputs(chains)
             if self.sequential is not None:
-                before_BKC = self.teacher.get_input_embeddings()(ids_BT.gather(1, chains.positions[:, 0]))
+                before_BKC = self.reads.get_input_embeddings()(ids_BT.gather(1, chains.positions[:, 0]))
                 outputs_BKC = outputs_BKC + self.sequential.along(outputs_BKC.float(), before_BKC.float())
             return self.head.best(outputs_BKC.flatten(0, 1)).view(len(ids_BT), -1)
 
@@ -190,7 +190,9 @@ class ModelReader:
         self.head = OutputHead(network)
 
     def __call__(self, ids_BT: torch.Tensor) -> Propose:
-        _, hidden_NC = read_texts(self.network, ids_BT)
+        dtype = self.head.linear.weight.dtype  # the target's; layers that are trained are float32
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            _, hidden_NC = read_texts(self.network, ids_BT)
         best_BT = self.head.best(hidden_NC).view_as(ids_BT)
 
         def propose(anchors_B1: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from stridelm.train.rollouts import Text
 from stridelm.train.settings import TrainSettings
 
 _NARROWEST = 128
-_LEAST_ANSWER = 3
-"""An anchor, a mask and a token that the mask has to find."""
+_LEAST_ANSWER, _LEAST_CHAINED = 1, 3
+"""Tokens of an answer; with chains an anchor, a mask and a token that the mask has to find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,13 @@ class Batches:
 
     def __init__(self, texts: list[Text], settings: TrainSettings) -> None:
         self.settings = settings
-        self.texts = [text for text in texts if usable(text, settings.length)]
+        self.texts = [text for text in texts if usable(text, settings)]
         if not self.texts:
             raise InputError(
-                "no text is left to train on: all answers are shorter than three tokens, or prompts longer than "
-                f"--length ({settings.length})"
+                "no text is left to train on: all answers are too short (fewer than three tokens), or prompts longer "
+                f"than --length ({settings.length})"
             )
+        self.left_out = len(texts) - len(self.texts)
         lengths = [min(len(text.tokens), settings.length) for text in self.texts]
         self.buckets = {
             width: np.array([index for index, length in enumerate(lengths) if low < length <= width])
@@ -47,6 +48,12 @@ class Batches:
         }
         self.buckets = {width: members for width, members in self.buckets.items() if len(members)}
         self._epoch: tuple[int, list[tuple[int, np.ndarray]]] | None = None
+
+    @property
+    def coverage(self) -> dict[str, int]:
+        """How much of what there is is trained on."""
+        cut = sum(len(text.tokens) > self.settings.length for text in self.texts)
+        return {"texts_used": len(self.texts), "texts_left_out": self.left_out, "texts_cut": cut}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -78,8 +85,10 @@ class Batches:
         return [batches[index] for index in chance.permutation(len(batches))]
 
 
-def usable(text: Text, length: int) -> bool:
-    return min(len(text.tokens), length) - text.prompt_length >= _LEAST_ANSWER
+def usable(text: Text, settings: TrainSettings) -> bool:
+    """Whether there is something to learn from it, cut as it will be."""
+    least = _LEAST_CHAINED if settings.has_anchors else _LEAST_ANSWER
+    return min(len(text.tokens), settings.length) - text.prompt_length >= least
 
 
 def _widths(settings: TrainSettings) -> list[tuple[int, int]]:

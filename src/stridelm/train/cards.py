@@ -24,7 +24,8 @@ _PROMISE = {
     True: """With it, {base} proposes up to {k} tokens per forward pass and verifies them in the next. Its answers do
 not change: the adapter is applied to mask rows only, and every token is compared with the base model's own.""",
     False: """With it, {base} proposes up to {k} tokens per forward pass and verifies them in the next. All rows pass
-through it, so this is another model than {base}: verified decoding is exact to its own answers, one at a time.""",
+through it, so this is another model than {base}: verified decoding is exact to its own answers, one at a time.
+What is measured below is measured on the answers of {base}, not on this model's own.""",
 }
 _MERGING = {
     True: "not a plain LoRA, and not to be merged into the base",

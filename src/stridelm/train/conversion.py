@@ -19,10 +19,11 @@ from stridelm.model.heads import HEADS, HeadsConfig, save_heads
 from stridelm.model.load import Checkpoint
 from stridelm.model.small_students import DraftStudent, HeadsStudent
 from stridelm.model.student import Student
+from stridelm.params import InputError
 from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader
 from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
 from stridelm.train.objective import ChainObjective, RowObjective
-from stridelm.train.parallel import gather
+from stridelm.train.parallel import Team, gather_state
 from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
 
 Save = Callable[[Path | None], None]
@@ -67,7 +68,7 @@ def _full(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     measure = None if is_plain else Measure(MaskReader(network, student))
 
     def save(folder: Path | None) -> None:
-        weights = {name: gather(tensor) for name, tensor in student.network.state_dict().items()}
+        weights = gather_state(student.network)
         if folder is not None:
             save_full(folder, student, weights, checkpoint.tokenizer, checkpoint.eos_ids, checkpoint.stored_dtype)
 
@@ -137,8 +138,13 @@ def values_trained(checkpoint: Checkpoint, settings: TrainSettings) -> int:
     return held * settings.layers // int(network.config.get_text_config().num_hidden_layers)
 
 
-def check_fits(checkpoint: Checkpoint, settings: TrainSettings) -> None:
+def check_fits(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
     """Refuse, before anything is made, what this model cannot become."""
+    if settings.mode == "full" and team.size > 1 and not hasattr(checkpoint.network.base_model, "layers"):
+        raise InputError(
+            f"{checkpoint.network.config.model_type} does not keep its layers in one list: it can be tuned in full by "
+            "one process only"
+        )
     if settings.mode == "draft":
         cut_config(checkpoint.network.config, settings.layers)
 

@@ -37,6 +37,9 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
+    def say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)
+
     def report(self, what: str, done: int, of: int) -> None:
         self._begin(what, done)
         seconds = time.monotonic() - self._since

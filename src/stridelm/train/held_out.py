@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.params import InputError
 from stridelm.train.batches import make_batch, usable
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.rollouts import Text
@@ -35,7 +36,11 @@ class HeldOutLoss:
 def held_out_loss(
     objective: ChainObjective | RowObjective, texts: list[Text], settings: TrainSettings, device: torch.device
 ) -> HeldOutLoss:
-    texts = [text for text in texts if usable(text, settings.length)]
+    texts = [text for text in texts if usable(text, settings)]
+    if not texts:
+        raise InputError(
+            f"no held-out answer fits into --length ({settings.length}): give a greater one, or shorter prompts"
+        )
     found, tokens = 0.0, 0
     for start in range(0, len(texts), settings.texts):
         anchors_unused = np.random.default_rng(0)
@@ -44,4 +49,4 @@ def held_out_loss(
         count = int((batch.lengths_B - batch.prompts_B).sum())
         with torch.compiler.set_stance("force_eager"):
             found, tokens = found + float(objective(*inputs)) * count, tokens + count
-    return HeldOutLoss(found / max(1, tokens), len(texts), tokens)
+    return HeldOutLoss(found / tokens, len(texts), tokens)

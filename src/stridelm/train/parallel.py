@@ -64,13 +64,15 @@ ALONE = Team()
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
-    """The team that the launcher's environment names; a team of one without a launcher."""
+def joined(device: str) -> Iterator[Team]:
+    """The team that the launcher's environment names, on devices of this kind; a team of one without a launcher."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE
         return
-    on_gpu = torch.cuda.is_available()
+    if ":" in device:
+        raise InputError(f"--device {device} names one device for {size} processes: leave its number out")
+    on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
@@ -126,6 +128,19 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor, on the CPU; every process must ask."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+
+
+def gather_state(network: nn.Module) -> dict[str, torch.Tensor]:
+    """All of a network's state, on the CPU; what is one parameter under two names is one tensor."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    gathered: dict[int, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in network.state_dict().items():
+        key = id(parameters.get(name, tensor))
+        if key not in gathered:
+            gathered[key] = gather(tensor)
+        state[name] = gathered[key]
+    return state
 
 
 def scatter(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -199,7 +199,11 @@ class RolloutStore:
         """The file's answers, each with an end-of-text token, by number."""
         tokenizer, answers = self.checkpoint.tokenizer, {}
         end = tokenizer.eos_token_id
-        end = min(self.checkpoint.eos_ids) if not isinstance(end, int) else end
+        if not isinstance(end, int):
+            raise InputError(
+                f"{self.checkpoint.name}: its tokenizer names no end-of-text token, so given answers would have no "
+                "end: name one in tokenizer_config.json (eos_token)"
+            )
         for index, (prompt, answer) in enumerate(zip(encoded, self.given_answers, strict=True)):
             tokens: list[int] = tokenizer.encode(answer, add_special_tokens=False)
             answers[index] = [*tokens, end][: self.checkpoint.context_length - len(prompt)]

@@ -100,7 +100,7 @@ class TrainSettings:
     rollout_batch: int = 256
     """Answers written at once."""
     held_out: int = 64
-    """Prompts that are never trained on, to measure tokens per forward on."""
+    """Prompts that are never trained on, to measure on."""
     k: int = 9
     """Tokens proposed per pass: a chain has k - 1 masks."""
     random_k: bool = False
@@ -201,6 +201,11 @@ class TrainSettings:
         return self.mode in ("adapter", "full") and self.objective != "sft"
 
     @property
+    def has_anchors(self) -> bool:
+        """Whether proposals hang off places in a text."""
+        return self.has_chains or self.mode == "heads"
+
+    @property
     def is_given(self) -> bool:
         """Whether the answers come from the file of prompts, and not from the model."""
         return self.objective in ("ground-truth", "sft")
@@ -224,8 +229,8 @@ _MATTERS: dict[str, Callable[[TrainSettings], bool]] = {
     "rank": lambda settings: settings.mode == "adapter",
     "sequential_size": _is_gated,
     "plain_weight": _is_gated,
-    "depth_decay": lambda settings: settings.has_chains or settings.mode == "heads",
-    "anchors": lambda settings: settings.has_chains or settings.mode == "heads",
+    "depth_decay": lambda settings: settings.has_anchors,
+    "anchors": lambda settings: settings.has_anchors,
     "self_prompts": lambda settings: not settings.is_given,
     "prompt_tokens": lambda settings: not settings.is_given,
     "answers": lambda settings: not settings.is_given,

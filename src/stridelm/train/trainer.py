@@ -1,4 +1,4 @@
-"""The loop of a conversion: batches in, an adapter out, with a record of everything on the way."""
+"""The loop of a conversion: batches in, a trained student out, with a record of everything on the way."""
 
 import json
 import math
