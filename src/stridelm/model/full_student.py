@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.model.mask_token import MASK_KEY, MASK_NAME_KEY, MASKS_KEY, own_mask_token
 from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.store import save_network
 from stridelm.model.student import mask_token, read_chains, read_real_rows, read_together
 
@@ -31,7 +32,7 @@ class FullStudent(nn.Module):
 
     judges_anchor = True
     has_own_layers = True
-    sequential = None
+    sequential: SequentialHead | None = None
 
     def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masks: int) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from stridelm.model.draft_layers import first_layers
 from stridelm.model.heads import Heads
 from stridelm.model.passes import TextPass
+from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.student import flat_places, read_real_rows
 
 
@@ -20,7 +21,7 @@ class HeadsStudent(nn.Module):
 
     judges_anchor = False
     has_own_layers = False
-    sequential = None
+    sequential: SequentialHead | None = None
 
     def __init__(self, network: PreTrainedModel, heads: int, size: int | None) -> None:
         super().__init__()

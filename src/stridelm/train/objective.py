@@ -11,13 +11,14 @@ Shape letters: B texts, T tokens, N = B x T real rows, A anchors, X = B x A chai
 chain that are judged, C model width.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.student import OutputHead, flat_places, read_texts, run
 from stridelm.train.batches import Batch
 from stridelm.train.loss import RowLoss
@@ -27,13 +28,47 @@ Inputs = tuple[np.ndarray, ...]
 """Arrays whose first axis is the texts: processes that share a step split them there."""
 
 
+class Learner(Protocol):
+    """Any student."""
+
+    network: Any
+    """What its rows run through, the output matrix included."""
+    has_own_layers: bool
+    """Whether it holds layers, in float32, that are not the teacher's."""
+
+
+class ChainLearner(Learner, Protocol):
+    """A student that proposes several tokens from one place."""
+
+    masks: int
+    """Proposals beyond the anchor's own."""
+    judges_anchor: bool
+    """Whether its real rows are trained, too, so that what it says at the anchor is judged."""
+    sequential: SequentialHead | None
+
+    def slots(
+        self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The final hidden states of all slots that are judged, X x S x C; `texts` and `hidden` are what the teacher's
+        pass left."""
+        ...
+
+
+class RowLearner(Learner, Protocol):
+    """A student that writes one token at a time."""
+
+    def rows(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """The final hidden states of all real rows, N x C."""
+        ...
+
+
 class ChainObjective(nn.Module):
     """For students that propose several tokens from one place. `student` is among the module's parts, the teacher is
     not: it is never trained."""
 
-    def __init__(self, teacher: Any, student: Any, settings: TrainSettings) -> None:
+    def __init__(self, teacher: Any, student: ChainLearner, settings: TrainSettings) -> None:
         super().__init__()
-        self.student = student
+        self.student: Any = student
         self._teacher = [teacher]  # a list hides it
         self.settings = settings
         self.head = OutputHead(student.network)
@@ -143,9 +178,9 @@ class ChainObjective(nn.Module):
 class RowObjective(nn.Module):
     """For students that write one token at a time."""
 
-    def __init__(self, teacher: Any, student: Any, settings: TrainSettings) -> None:
+    def __init__(self, teacher: Any, student: RowLearner, settings: TrainSettings) -> None:
         super().__init__()
-        self.student = student
+        self.student: Any = student
         self._teacher = [teacher]
         self.labels = settings.labels_used
         self.loss = RowLoss(OutputHead(student.network), OutputHead(teacher), self.labels)
@@ -165,7 +200,7 @@ class RowObjective(nn.Module):
             return self.loss([self.student.rows(ids_BT)], [1.0], targets, weights_BT.flatten())
 
 
-def _half_precision(student: Any, teacher: Any) -> torch.autocast:
+def _half_precision(student: Learner, teacher: Any) -> torch.autocast:
     """A student with layers of its own holds them in float32 and computes as its teacher does."""
     enabled = student.has_own_layers and teacher.dtype != torch.float32
     return torch.autocast(teacher.device.type, teacher.dtype, enabled=enabled)
