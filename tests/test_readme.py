@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stridelm import acceptance_command, cli, generate_command, models_command, train_command, tune_command
+from stridelm import (
+    acceptance_command,
+    cli,
+    export_command,
+    generate_command,
+    models_command,
+    train_command,
+    tune_command,
+)
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -27,7 +35,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    for module in (generate_command, train_command, acceptance_command, tune_command):
+    for module in (generate_command, train_command, acceptance_command, tune_command, export_command):
         monkeypatch.setattr(module, "run", asked.append)
     monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))
     monkeypatch.setattr("sys.argv", shlex.split(command))
