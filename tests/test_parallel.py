@@ -1,5 +1,7 @@
 """Several processes train as one: the losses of a run by two of them are those of a run by one."""
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -44,7 +46,9 @@ def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """With two processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "--module", "stridelm", "train", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    # They talk on this machine alone, whatever its host name resolves to.
+    local = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(command, cwd=folder, env=local, capture_output=True, text=True, timeout=300, check=False)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -71,6 +75,8 @@ def test_two_processes_train_as_one(name: str, folders: tuple[Path, Path], tiny_
     assert expected.keys() == {5, 10} and expected[5] != expected[10]
     assert losses(two / "run") == pytest.approx(expected, abs=1e-4)
     assert done.stdout.count("try it:") == 1, "one of the processes speaks"
+    processes = [json.loads((folder / "run/train.json").read_text())["machine"]["processes"] for folder in folders]
+    assert processes == [1, 2]
     left = [{path.name for path in (folder / "run").iterdir()} for folder in folders]
     assert left[0] == left[1]
     stored = [sorted(read_weights(sorted((folder / "run").glob("*.safetensors")))) for folder in folders]

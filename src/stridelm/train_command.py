@@ -61,7 +61,7 @@ def _run(request: Request, team: Team) -> None:
     with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
         with team.first_before_others():
-            record = _opened(request, checkpoint, store) if team.is_first else {}
+            record = _opened(request, checkpoint, store, team) if team.is_first else {}
             rollouts = store.make()
         with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
 
@@ -145,16 +145,16 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
         )
 
 
-def _opened(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> dict[str, Any]:
+def _opened(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
     """Make the run's folder, once everything that can be refused was; returns what train.json says."""
     _check_room(request.out, checkpoint, request.settings)
-    record = _record(request, checkpoint, store)
+    record = _record(request, checkpoint, store, team)
     store.check()
     _open(request, record)
     return record
 
 
-def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> dict[str, Any]:
+def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
     """What train.json says. Of a resumed run: what it said before, which must be what was asked for now."""
     asked = {
         "model": request.model,
@@ -163,7 +163,7 @@ def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore) -> di
         "settings": asdict(request.settings),
         "data": store.manifest(),
     }
-    now = circumstances(checkpoint.network.device)
+    now = circumstances(checkpoint.network.device, team.size)
     if not request.resume:
         return asked | now
     file = request.out / RECORD
