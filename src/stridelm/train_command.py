@@ -163,7 +163,8 @@ def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team:
         "settings": asdict(request.settings),
         "data": store.manifest(),
     }
-    now = circumstances(checkpoint.network.device, team.size)
+    now = circumstances(checkpoint.network.device)
+    now["machine"]["processes"] = team.size
     if not request.resume:
         return asked | now
     file = request.out / RECORD

@@ -18,7 +18,7 @@ from stridelm.train.trainer import METRICS, Evaluation
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
+def circumstances(device: torch.device) -> dict[str, Any]:
     """By what command, code and machine a run is made."""
     return {
         "command": shlex.join(["stridelm", *sys.argv[1:]]),
@@ -29,7 +29,6 @@ def circumstances(device: torch.device, processes: int) -> dict[str, Any]:
         "machine": {
             "system": platform.platform(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-            "processes": processes,
         },
     }
 
