@@ -4,6 +4,7 @@ Adapters, heads and draft models are held whole by every process, and gradients 
 tuned in full every process holds its shard of weights, gradients and moments (FSDP2).
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,7 +79,9 @@ def joined(device: str) -> Iterator[Team]:
     distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
     try:
         yield Team(distributed.get_rank(), size)
+        distributed.barrier()  # the launcher ends all once one has ended badly: nobody leaves before all is written
     finally:
+        gc.collect()  # what holds the group goes before it: its threads abort a process that ends around them
         distributed.destroy_process_group()
 
 
