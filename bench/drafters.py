@@ -18,16 +18,15 @@ import numpy as np
 import torch
 
 from stridelm.draft.ngram import SHORTEST_MATCH, longest_match
-from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.model.adapter import check_base, load_adapter
 from stridelm.model.draft_layers import load_layers
-from stridelm.model.encode import encode_prompt
 from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.student import Student
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
+from stridelm.train.answers import greedy_answers
 from stridelm.train.rollouts import Text
 
 BENCH = Path(__file__).parent
@@ -82,7 +81,8 @@ def main() -> None:
     readers = _readers(checkpoint, options)
     for name, file in PROMPTS.items():
         lines = read_prompts(BENCH / "prompts" / file)[: options.count]
-        texts = _answers(checkpoint, lines, options.max_tokens)
+        answers = greedy_answers(checkpoint, lines, options.max_tokens, 64, lambda what, done, of: None)
+        texts = [answers[number] for number in range(len(lines))]
         report["prompts"][name] = {}
         for drafter, reader in readers.items():
             entry = _measured(reader, lines, texts)
@@ -102,18 +102,6 @@ def _readers(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, R
         "draft": ModelReader(load_layers(options.draft, checkpoint), DRAFTS),
         "ngram": NgramReader(network.device),
     }
-
-
-def _answers(checkpoint: Checkpoint, lines: list[PromptLine], max_tokens: int) -> list[Text]:
-    """The base model's own greedy answers."""
-    encoded = [tuple(encode_prompt(checkpoint, line.prompt)) for line in lines]
-    prompts = [Prompt(each, min(max_tokens, checkpoint.context_length - len(each))) for each in encoded]
-    width = max(len(prompt.tokens) + prompt.max_tokens for prompt in prompts)
-    answers = dict(RolloutEngine(checkpoint, 64, width).run(prompts))
-    return [
-        Text(np.array([*prompt.tokens, *answers[number]], dtype=np.int32), len(prompt.tokens))
-        for number, prompt in enumerate(prompts)
-    ]
 
 
 def _measured(reader: Reader, lines: list[PromptLine], texts: list[Text]) -> dict[str, Any]:

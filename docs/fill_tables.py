@@ -29,11 +29,16 @@ def settings() -> str:
     return "\n".join(lines)
 
 
+def _rates(rates: list[float]) -> str:
+    """Acceptance by depth."""
+    return " ".join(f"{rate:.2f}" for rate in rates)
+
+
 def sweep() -> str:
     lines = ["| changed | tokens per forward | acceptance by depth |", "|---|---|---|"]
     for run in read("sweep-h200.json")["runs"]:
         changed = ", ".join(f"`{name}` {value}" for name, value in run["changes"].items())
-        rates = " ".join(f"{rate:.2f}" for rate in run["acceptance"])
+        rates = _rates(run["acceptance"])
         lines.append(f"| {changed or 'nothing'} | {run['tokens_per_forward']:.2f} | {rates} |")
     return "\n".join(lines)
 
@@ -50,7 +55,7 @@ def acceptance() -> str:
 
 
 def _row(name: str, entry: dict[str, Any]) -> str:
-    rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance_by_depth"])
+    rates = _rates(entry["acceptance_by_depth"])
     return f"| {name} | {entry['tokens_per_forward']:.2f} | {rates} |"
 
 
@@ -130,7 +135,7 @@ def objectives() -> str:
     lines = ["| objective | loss at the end | tokens per forward | acceptance by depth |", "|---|---|---|---|"]
     for name, entry in read("objectives.json").items():
         found = entry["verified"]
-        rates = " ".join(f"{rate:.2f}" for rate in found["acceptance_by_depth"])
+        rates = _rates(found["acceptance_by_depth"])
         lines.append(f"| {name} | {entry['loss']:.2f} | {found['tokens_per_forward']:.2f} | {rates} |")
     return "\n".join(lines)
 
@@ -139,7 +144,7 @@ def objectives_cut_short() -> str:
     """Runs whose last word is their own measurement at the end of training."""
     lines = ["| objective | tokens per forward, own held-out prompts | acceptance by depth |", "|---|---|---|"]
     for name, entry in read("objectives-cut-short.json").items():
-        rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
+        rates = _rates(entry["acceptance"])
         lines.append(f"| {name} | {entry['tokens_per_forward']:.2f} | {rates} |")
     return "\n".join(lines)
 
@@ -166,7 +171,7 @@ def drafters() -> str:
     first = next(iter(prompts.values()))
     for drafter, entry in first.items():
         figures = " | ".join(f"{part[drafter]['tokens_per_forward']:.2f}" for part in prompts.values())
-        rates = " ".join(f"{rate:.2f}" for rate in entry["acceptance"])
+        rates = _rates(entry["acceptance"])
         lines.append(f"| `{drafter}` | {figures} | {rates} |")
     return "\n".join(lines)
 

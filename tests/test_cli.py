@@ -519,7 +519,7 @@ BAD_DECODING: dict[str, tuple[str, ...]] = {
 def test_bad_decoding_is_refused_before_anything_is_loaded(
     arguments: str, generate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.api.load_checkpoint", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.model.converted.load_checkpoint", raising(AssertionError("loaded")))
     monkeypatch.setattr("stridelm.api.load_adapter", raising(AssertionError("loaded")))
     assert_refused(generate(*arguments.split(), "x"), *BAD_DECODING[arguments])
 

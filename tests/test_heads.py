@@ -461,7 +461,7 @@ def test_no_heads_are_told_before_anything_is_loaded(call: Call, monkeypatch: py
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stridelm.api.load_checkpoint", fail)
+    monkeypatch.setattr("stridelm.model.converted.load_checkpoint", fail)
     monkeypatch.setattr("stridelm.model.builtin.builtin_heads", lambda: None)
     assert_refused(call("generate", "--decoder", "heads", "x"), "needs prediction heads", "--heads")
 

@@ -6,24 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stridelm.api import adapter_folder
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.adapter import load_adapter
+from stridelm.model.converted import load_converted
 from stridelm.model.draft_layers import load_layers
-from stridelm.model.encode import encode_prompt
 from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.mask_token import mask_token_adapter
 from stridelm.model.student import MaskRows, Student
-from stridelm.model.ungated import masks_alone
 from stridelm.params import InputError
-from stridelm.prompts import PromptLine, read_prompts
+from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
+from stridelm.train.answers import greedy_answers
 from stridelm.train.display import Display
-from stridelm.train.rollouts import Text
 from stridelm.train.settings import MEASURED_DRAFTS, PlaceSettings
 
 _LARGEST_BATCH = 4096
@@ -57,7 +52,7 @@ def run(request: Request) -> None:
     lines = read_prompts(request.prompts)
     checkpoint, reader = _reader(request)
     with Display() as display:
-        texts = _answers(checkpoint, lines, request, display)
+        texts = greedy_answers(checkpoint, lines, request.max_tokens, request.batch, display.report)
         measure = Measure(reader)
         tallies: dict[int, Tally] = {}
         numbers = {id(text): number for number, text in texts.items()}
@@ -90,55 +85,25 @@ def _reader(request: Request) -> tuple[Checkpoint, Reader]:
         draft = load_layers(request.draft_model, checkpoint)
         return checkpoint, ModelReader(draft, MEASURED_DRAFTS)
     folder = adapter_folder(request.model, request.adapter)
-    if folder is None:
+    given = None if folder is None else (folder, load_adapter(folder))
+    if given is None or not given[1].config.sequential_size:
         _refuse_without_head(request)
-        checkpoint = load_checkpoint(request.model, settings, trainable=True)
-        own = mask_token_adapter(checkpoint)
-        if own is None:
-            raise InputError(
-                f"{request.model} has no adapter of its own: name one with --adapter, or --heads, or --draft-model"
-            )
-        masks = MaskRows(checkpoint.network, own, min(own.config.masks, _MOST_MASKS))
-        return checkpoint, MaskReader(checkpoint.network, masks)
-    adapter = load_adapter(folder)
-    if not adapter.config.sequential_size:
-        _refuse_without_head(request)
-    if not adapter.is_gated:
-        checkpoint = load_checkpoint(request.model, settings, trainable=True, merged=(folder, adapter))
-        masks = MaskRows(checkpoint.network, masks_alone(adapter), adapter.config.masks)
-        return checkpoint, MaskReader(checkpoint.network, masks)
-    checkpoint = load_checkpoint(request.model, settings, trainable=True)
-    check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
-    student = Student.of(checkpoint.network, adapter)
-    return checkpoint, MaskReader(checkpoint.network, student, with_sequential=request.sequential_head)
+    checkpoint, adapter = load_converted(request.model, settings, given, trainable=True)
+    network = checkpoint.network
+    if adapter is None:
+        raise InputError(
+            f"{request.model} has no adapter of its own: name one with --adapter, or --heads, or --draft-model"
+        )
+    if adapter.config.targets:
+        student = Student.of(network, adapter)
+        return checkpoint, MaskReader(network, student, with_sequential=request.sequential_head)
+    masks = adapter.config.masks if given else min(adapter.config.masks, _MOST_MASKS)
+    return checkpoint, MaskReader(network, MaskRows(network, adapter, masks))
 
 
 def _refuse_without_head(request: Request) -> None:
     if not request.sequential_head:
         raise InputError("--no-sequential-head: there is none here, leave it out")
-
-
-def _answers(checkpoint: Checkpoint, lines: list[PromptLine], request: Request, display: Display) -> dict[int, Text]:
-    """The base model's own greedy answers, by the prompts' numbers."""
-    prompts: list[Prompt] = []
-    for line in lines:
-        try:
-            tokens = encode_prompt(checkpoint, line.prompt)
-        except InputError as error:
-            raise InputError(f"{line.place}: {error}") from error
-        prompts.append(Prompt(tuple(tokens), min(request.max_tokens, checkpoint.context_length - len(tokens))))
-    # Prompts of like length together: a long one among short ones would make all of them wide.
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
-    texts: dict[int, Text] = {}
-    for start in range(0, len(order), request.batch):
-        part = order[start : start + request.batch]
-        width = max(len(prompts[number].tokens) + prompts[number].max_tokens for number in part)
-        engine = RolloutEngine(checkpoint, len(part), width)
-        for place, answer in engine.run(prompts[number] for number in part):
-            prompt = prompts[part[place]].tokens
-            texts[part[place]] = Text(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
-            display.report("answering", len(texts), len(prompts))
-    return texts
 
 
 def _as_json(whole: Tally, categories: dict[str, Tally], request: Request) -> dict[str, Any]:

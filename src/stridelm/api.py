@@ -14,16 +14,16 @@ from stridelm.contracts import Policy
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.model import builtin
-from stridelm.model.adapter import check_base, load_adapter
+from stridelm.model.adapter import load_adapter
+from stridelm.model.converted import load_converted
 from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import Gate, attach
 from stridelm.model.heads import Heads, heads_for, load_heads
 from stridelm.model.kv_cache import KVCache
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.mask_token import mask_token_adapter, names_mask_token
-from stridelm.model.ungated import masks_alone
+from stridelm.model.load import Checkpoint
+from stridelm.model.mask_token import names_mask_token
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import Result, Sequence, Stats, Stride
@@ -49,17 +49,10 @@ def load(
     """
     settings = settings or LoadSettings()
     folder = adapter_folder(model, adapter)
-    converted = load_adapter(folder) if folder else None
+    adapted = (folder, load_adapter(folder)) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None
-    ungated = (folder, converted) if folder and converted and not converted.is_gated else None
-    target = load_checkpoint(model, settings, merged=ungated)
+    target, converted = load_converted(model, settings, adapted)
     draft = load_given_draft(str(draft_model), target, settings) if draft_model else None
-    if folder is None or converted is None:
-        converted = mask_token_adapter(target)
-    elif converted.is_gated:
-        check_base(folder, converted, target.name, target.fingerprint)
-    else:
-        converted = masks_alone(converted)
     gate = None if converted is None else attach(target.network, converted)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
     return LanguageModel(target, draft, settings, gate, given)

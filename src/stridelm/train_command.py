@@ -15,7 +15,7 @@ from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
-from stridelm.train.conversion import RESULTS, check_fits, usage, values_trained
+from stridelm.train.conversion import WAYS, check_fits
 from stridelm.train.display import Display
 from stridelm.train.files import differences, read_json, write_json
 from stridelm.train.parallel import Team, joined
@@ -53,7 +53,7 @@ def _run(request: Request, team: Team) -> None:
     lines = read_prompts(request.prompts) if request.prompts else []
     rollouts_folder = request.rollouts or out / "rollouts"
     if team.is_first:
-        _check_out(out, RESULTS[settings.mode], resume=request.resume)
+        _check_out(out, WAYS[settings.mode].result, resume=request.resume)
         _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
     check_fits(checkpoint, settings, team)
@@ -78,7 +78,7 @@ def _run(request: Request, team: Team) -> None:
     if not team.is_first:
         trainer.conversion.save(None)
         return
-    options = usage(settings.mode, request.model, str(out))
+    options = WAYS[settings.mode].usage(request.model, str(out))
     write_card(out, record, trainer.conversion.card, options, evaluation)
     drawn = draw_report(out)
     # With these two a run is finished: killed before, it is resumed and comes here again.
@@ -135,7 +135,7 @@ def _nearest(folder: Path) -> Path:
 
 def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
     """Weights and two moments of the optimiser in float32, twice while a checkpoint replaces another."""
-    needed = values_trained(checkpoint, settings) * 4 * 3 * 2 + _FREE_BYTES
+    needed = WAYS[settings.mode].values(checkpoint.network, settings) * 4 * 3 * 2 + _FREE_BYTES
     place = _nearest(out)
     free = shutil.disk_usage(place).free
     if free < needed:

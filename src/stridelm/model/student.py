@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenize
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
 from stridelm.model.attention import UnsupportedModel, attend
 from stridelm.model.passes import ChainPass, JointPass, TextPass
+from stridelm.model.scorer import cap_of, capped
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.params import InputError
 
@@ -236,12 +237,17 @@ def flat_places(places: torch.Tensor, width: int) -> torch.Tensor:
     return (places + first.view(-1, *(1,) * (places.dim() - 1))).flatten()
 
 
+def computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Products in this precision, whatever precision weights are held in."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
 class OutputHead:
     """Hidden states -> logits in float32, as the network itself would."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.linear: Any = network.get_output_embeddings()
-        self.softcap = getattr(network.config.get_text_config(), "final_logit_softcapping", None)
+        self.softcap = cap_of(network)
         self._check(network)
 
     def __call__(self, hidden_XC: torch.Tensor) -> torch.Tensor:
@@ -250,7 +256,7 @@ class OutputHead:
     def with_weight(self, hidden_XC: torch.Tensor, weight_VC: torch.Tensor) -> torch.Tensor:
         """With an output matrix that may be another leaf of the graph."""
         logits_XV = functional.linear(hidden_XC.to(weight_VC.dtype), weight_VC, self.linear.bias).float()
-        return logits_XV if self.softcap is None else self.softcap * torch.tanh(logits_XV / self.softcap)
+        return capped(logits_XV, self.softcap)
 
     @torch.no_grad()
     def best(self, hidden_XC: torch.Tensor) -> torch.Tensor:
@@ -264,7 +270,7 @@ class OutputHead:
         ids = torch.arange(1, 5, device=network.device)[None] % network.config.get_text_config().vocab_size
         positions = torch.arange(4, device=network.device)[None]
         dtype = self.linear.weight.dtype  # layers that are trained are float32, whatever the output matrix is
-        with torch.autocast(network.device.type, dtype, enabled=dtype != torch.float32):
+        with computing_in(dtype, network.device):
             hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
             own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
         if not torch.allclose(self(hidden), own.float(), rtol=1e-2, atol=1e-2):

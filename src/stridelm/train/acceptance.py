@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from stridelm.model.passes import ChainPass
-from stridelm.model.student import OutputHead, flat_places, read_texts
+from stridelm.model.student import OutputHead, computing_in, flat_places, read_texts
 from stridelm.train.rollouts import Text
 
 _LEAST_BORDER = 128
@@ -191,7 +191,7 @@ class ModelReader:
 
     def __call__(self, ids_BT: torch.Tensor) -> Propose:
         dtype = self.head.linear.weight.dtype  # the target's; layers that are trained are float32
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+        with computing_in(dtype, self.device):
             _, hidden_NC = read_texts(self.network, ids_BT)
         best_BT = self.head.best(hidden_NC).view_as(ids_BT)
 

@@ -103,39 +103,52 @@ def _draft(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     return Conversion(student, RowObjective(network, student, settings), measure, save, draft_card(config))
 
 
-_MAKERS: dict[str, Callable[[Checkpoint, TrainSettings], Conversion]] = {
-    "adapter": _adapter,
-    "full": _full,
-    "heads": _heads,
-    "draft": _draft,
-}
-RESULTS = {"adapter": ADAPTER_FILE, "full": "config.json", "heads": HEADS.file, "draft": DRAFT.file}
-"""The file without which a run of this mode has no result."""
+def _low_rank_values(network: Any, settings: TrainSettings) -> int:
+    linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    return settings.rank * sum(linear.in_features + linear.out_features for linear in linears)
 
 
-def usage(mode: str, model: str, out: str) -> list[str]:
-    """Options of `stridelm generate` that use what a run left."""
-    return {
-        "adapter": ["--model", model, "--adapter", out],
-        "full": ["--model", out],
-        "heads": ["--model", model, "--heads", out, "--decoder", "heads"],
-        "draft": ["--model", model, "--draft-model", out, "--decoder", "draft"],
-    }[mode]
+def _all_values(network: Any, _settings: TrainSettings) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
-def values_trained(checkpoint: Checkpoint, settings: TrainSettings) -> int:
-    """About how many numbers are trained, for an estimate of the room that a run needs."""
-    network: Any = checkpoint.network
-    if settings.mode == "adapter":
-        linears = [module for module in network.modules() if isinstance(module, nn.Linear)]
-        return settings.rank * sum(linear.in_features + linear.out_features for linear in linears)
+def _head_values(network: Any, settings: TrainSettings) -> int:
     width = int(network.config.get_text_config().hidden_size)
-    if settings.mode == "heads":
-        return 2 * settings.heads * width * (settings.head_size or width)
-    held = sum(parameter.numel() for parameter in network.parameters())
-    if settings.mode == "full":
-        return held
-    return held * settings.layers // int(network.config.get_text_config().num_hidden_layers)
+    return 2 * settings.heads * width * (settings.head_size or width)
+
+
+def _layer_values(network: Any, settings: TrainSettings) -> int:
+    return _all_values(network, settings) * settings.layers // int(network.config.get_text_config().num_hidden_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What is known of a way to convert before it has begun."""
+
+    make: Callable[[Checkpoint, TrainSettings], Conversion]
+    result: str
+    """The file without which a run has no result."""
+    values: Callable[[Any, TrainSettings], int]
+    """(network, settings) -> about how many numbers are trained, for an estimate of the room that a run needs."""
+    usage: Callable[[str, str], list[str]]
+    """(model, folder) -> options of `stridelm generate` that use what a run left."""
+
+
+WAYS: dict[str, Mode] = {
+    "adapter": Mode(
+        _adapter, ADAPTER_FILE, _low_rank_values, lambda model, out: ["--model", model, "--adapter", out]
+    ),
+    "full": Mode(_full, "config.json", _all_values, lambda model, out: ["--model", out]),
+    "heads": Mode(
+        _heads, HEADS.file, _head_values,
+        lambda model, out: ["--model", model, "--heads", out, "--decoder", "heads"],
+    ),
+    "draft": Mode(
+        _draft, DRAFT.file, _layer_values,
+        lambda model, out: ["--model", model, "--draft-model", out, "--decoder", "draft"],
+    ),
+}  # fmt: skip
+"""By `--mode`."""
 
 
 def check_fits(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
@@ -151,4 +164,4 @@ def check_fits(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> N
 
 def make_conversion(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     torch.manual_seed(settings.seed)  # the student's first weights
-    return _MAKERS[settings.mode](checkpoint, settings)
+    return WAYS[settings.mode].make(checkpoint, settings)

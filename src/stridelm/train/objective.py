@@ -19,7 +19,7 @@ from torch import nn
 
 from stridelm.model.passes import ChainPass, TextPass
 from stridelm.model.sequential_head import SequentialHead
-from stridelm.model.student import OutputHead, flat_places, read_texts, run
+from stridelm.model.student import OutputHead, computing_in, flat_places, read_texts, run
 from stridelm.train.batches import Batch
 from stridelm.train.loss import RowLoss
 from stridelm.train.settings import TrainSettings
@@ -98,7 +98,7 @@ class ChainObjective(nn.Module):
         return (weights_BAS / max(weights_BAS.sum(), 1e-9)).astype(np.float32)
 
     def forward(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_BAS: torch.Tensor) -> torch.Tensor:
-        with _half_precision(self.student, self.teacher):
+        with _precision(self.student, self.teacher):
             return self._loss(ids_BT, anchors_BA, weights_BAS.flatten())
 
     def _loss(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ class ChainObjective(nn.Module):
         if self.student.sequential is None:
             return [slots_XSC.flatten(0, 1)], [1.0]
         before_XKC = self.teacher.get_input_embeddings()(before_XK)
-        with torch.autocast(slots_XSC.device.type, self.teacher.dtype, enabled=self.teacher.dtype != torch.float32):
+        with computing_in(self.teacher.dtype, slots_XSC.device):
             moved_XSC = slots_XSC + self.student.sequential.along(slots_XSC, before_XKC)
         versions = [(moved_XSC, 1.0), (slots_XSC, self.settings.plain_weight)]
         kept = [(rows, share) for rows, share in versions if share]
@@ -192,7 +192,7 @@ class RowObjective(nn.Module):
         return batch.ids_BT, (weights_BT / weights_BT.sum()).astype(np.float32)
 
     def forward(self, ids_BT: torch.Tensor, weights_BT: torch.Tensor) -> torch.Tensor:
-        with _half_precision(self.student, self._teacher[0]):
+        with _precision(self.student, self._teacher[0]):
             if self.labels == "text":
                 targets = ids_BT.roll(-1, dims=1).flatten()
             else:
@@ -200,7 +200,7 @@ class RowObjective(nn.Module):
             return self.loss([self.student.rows(ids_BT)], [1.0], targets, weights_BT.flatten())
 
 
-def _half_precision(student: Learner, teacher: Any) -> torch.autocast:
-    """A student with layers of its own holds them in float32 and computes as its teacher does."""
-    enabled = student.has_own_layers and teacher.dtype != torch.float32
-    return torch.autocast(teacher.device.type, teacher.dtype, enabled=enabled)
+def _precision(student: Learner, teacher: Any) -> torch.autocast:
+    """A student with layers of its own holds them in float32 and computes as its teacher does; others hold theirs as
+    the teacher does."""
+    return computing_in(teacher.dtype if student.has_own_layers else torch.float32, teacher.device)

@@ -1,0 +1,35 @@
+"""A model's own greedy answers to a file of prompts, as texts to measure on."""
+
+import numpy as np
+
+from stridelm.engine.rollout import Prompt, RolloutEngine
+from stridelm.model.encode import encode_prompt
+from stridelm.model.load import Checkpoint
+from stridelm.params import InputError
+from stridelm.prompts import PromptLine
+from stridelm.train.rollouts import Report, Text
+
+
+def greedy_answers(
+    checkpoint: Checkpoint, lines: list[PromptLine], max_tokens: int, batch: int, report: Report
+) -> dict[int, Text]:
+    """By the prompts' numbers, `batch` of them written at once."""
+    prompts: list[Prompt] = []
+    for line in lines:
+        try:
+            tokens = encode_prompt(checkpoint, line.prompt)
+        except InputError as error:
+            raise InputError(f"{line.place}: {error}") from error
+        prompts.append(Prompt(tuple(tokens), min(max_tokens, checkpoint.context_length - len(tokens))))
+    # Prompts of like length together: a long one among short ones would make all of them wide.
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    texts: dict[int, Text] = {}
+    for start in range(0, len(order), batch):
+        part = order[start : start + batch]
+        width = max(len(prompts[number].tokens) + prompts[number].max_tokens for number in part)
+        engine = RolloutEngine(checkpoint, len(part), width)
+        for place, answer in engine.run(prompts[number] for number in part):
+            prompt = prompts[part[place]].tokens
+            texts[part[place]] = Text(np.array([*prompt, *answer], dtype=np.int32), len(prompt))
+            report("answering", len(texts), len(prompts))
+    return texts
