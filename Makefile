@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(VENV); this takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,serve,train]'
 	@touch $@
 
 setup: $(VENV)/.ready

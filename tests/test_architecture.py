@@ -9,7 +9,16 @@ SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 LAYERS: list[str] = [
     *("params", "types", "contracts", "settings", "profile", "prompts", "layout", "sampling", "verify", "model"),
     *("draft", "decode", "engine", "train", "api", "race", "generate_command", "models_command", "train_command"),
-    *("acceptance_command", "export_command", "frontier_picture", "tune_command", "cli_options", "cli", "__main__"),
+    *(
+        "acceptance_command",
+        "export_command",
+        "frontier_picture",
+        "tune_command",
+        "serve",
+        "cli_options",
+        "cli",
+        "__main__",
+    ),
 ]
 """A module may import what stands before it."""
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

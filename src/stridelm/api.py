@@ -29,6 +29,7 @@ from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSett
 from stridelm.types import Result, Sequence, Stats, Stride
 
 _GREEDY = SamplingParams()
+_MOST_POLICIES = 64
 
 
 def load(
@@ -127,25 +128,29 @@ class LanguageModel:
         `raw` leaves text as it is. `decoder` is a name, or settings that hold one.
         """
         stats = Stats()
-        settings = self._check(decoder)
+        settings = self.check(decoder)
+        tokens = self.encode(prompt, raw=raw)
+        with self._turn():
+            sequence = self.sequence(tokens, params, settings)
+            sequence.stats.started = stats.started
+            self.engine.add(sequence)
+            self._strides[sequence] = deque()
+        return Answer(self, sequence, settings)
+
+    def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
+        """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
         unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
         if unknown:
             raise InputError(
                 f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
             )
-        tokens = self.encode(prompt, raw=raw)
-        with self._turn():
-            sequence = Sequence(
-                tokens=tokens,
-                params=params,
-                policy=self._policy(settings),
-                eos_ids=self.target.eos_ids,
-                context_length=self.target.context_length,
-                stats=stats,
-            )
-            self.engine.add(sequence)
-            self._strides[sequence] = deque()
-        return Answer(self, sequence, settings)
+        return Sequence(
+            tokens=tokens,
+            params=params,
+            policy=self._policy(settings),
+            eos_ids=self.target.eos_ids,
+            context_length=self.target.context_length,
+        )
 
     @overload
     def generate(
@@ -207,14 +212,19 @@ class LanguageModel:
         """The prompt's token ids, checked against what the model takes."""
         return encode_prompt(self.target, prompt, raw=raw)
 
+    def is_exact(self, sequence: Sequence, decoder: str) -> bool:
+        """Whether the answer is that of one-token-at-a-time decoding. Below float32 other shapes round otherwise."""
+        return sequence.policy.exact and (self.target.is_float32 or decoder == PLAIN)
+
     def explain(self, decoder: str | DecodeSettings = AUTO) -> list[str]:
         """What a decoder's planner has learnt and decided so far, in lines to read."""
-        settings = self._check(decoder)
+        settings = self.check(decoder)
         with self._turn():
             explain = getattr(self._policy(settings), "explain", None)
             return [f"{settings.decoder}: no planner"] if explain is None else explain()
 
-    def _check(self, decoder: str | DecodeSettings) -> DecodeSettings:
+    def check(self, decoder: str | DecodeSettings) -> DecodeSettings:
+        """The decoder's settings, if this model can do what they say."""
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
         heads = self._loaded.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
@@ -225,10 +235,13 @@ class LanguageModel:
         return settings
 
     def _policy(self, settings: DecodeSettings) -> Policy:
-        # One per settings: sequences that share a policy are drafted together.
-        if settings not in self._policies:
-            self._policies[settings] = make_policy(settings, self._loaded)
-        return self._policies[settings]
+        # One per settings: sequences that share a policy are drafted together. Strangers may ask for any settings, so
+        # those that were not asked for lately are forgotten.
+        policy = self._policies.pop(settings, None) or make_policy(settings, self._loaded)
+        self._policies[settings] = policy
+        while len(self._policies) > _MOST_POLICIES:
+            del self._policies[next(iter(self._policies))]
+        return policy
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -320,7 +333,7 @@ class Answer(Iterator[Stride]):
             finish_reason=sequence.finish_reason,
             decoder=self.decoder,
             seed=sequence.seed,
-            exact=sequence.policy.exact and (self._model.target.is_float32 or self.decoder == PLAIN),
+            exact=self._model.is_exact(sequence, self.decoder),
             exact_to=self._model.target.description,
             stats=sequence.stats,
             strides=tuple(self.strides),

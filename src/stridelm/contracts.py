@@ -1,8 +1,27 @@
-"""The two contracts that decoding is made of. A new drafter or policy is one file that keeps one of them."""
+"""The contracts that decoding is made of. A new drafter or policy is one file that keeps one of them."""
 
-from typing import Protocol
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Protocol
 
 from stridelm.types import Block, Commit, DraftTree, Output, Sequence
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Grammar(Protocol):
+    """What one answer must keep to. Seen from outside, a pure function of the tokens written: who asks for a path and
+    then for a shorter one gets what the shorter one allows."""
+
+    def allowed(self, written: Items[int]) -> torch.Tensor:
+        """V booleans: which tokens may follow these tokens of the answer, those that end it among them."""
+        ...
+
+    def accepts(self, written: Items[int], tokens: Items[int]) -> int:
+        """How many of these tokens may follow, one behind the other."""
+        ...
 
 
 class Drafter(Protocol):

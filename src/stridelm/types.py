@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from stridelm.contracts import Policy
+    from stridelm.contracts import Grammar, Policy
     from stridelm.model.kv_cache import Table
 
 FinishReason = Literal["stop", "length"]
@@ -161,6 +161,10 @@ class Output:
     for the output head."""
 
 
+Alternatives = tuple[tuple[int, float], ...]
+"""The likeliest tokens of one place, best first, each with the model's own probability of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What one step decided for one sequence."""
@@ -174,6 +178,8 @@ class Commit:
     confidence: tuple[float, ...] = ()
     """The model's own probability of each token, before any filter."""
     finish_reason: FinishReason | None = None
+    alternatives: tuple[Alternatives, ...] = ()
+    """Per token, what the model might have said instead; only for sequences that ask."""
 
 
 @dataclass(slots=True)
@@ -225,12 +231,22 @@ class Sequence:
     context_length: int
     choice: int = 0
     """Which of several answers to one prompt; part of the key of the noise."""
+    grammar: Grammar | None = None
+    """What the answer must keep to."""
+    alternatives: int = 0
+    """So many of the likeliest tokens are reported at every place."""
+    is_traced: bool = False
+    """Whether its strides carry what was run for them."""
+    shares_prefix: bool = True
+    """Whether it may start from keys and values that another text left in the cache."""
     prompt_length: int = field(init=False)
     seed: int = field(init=False)
     cached: int = 0
     """How many of the tokens are in the KV cache; the rest are pending."""
     allowance: int = 0
     """How many pending rows the scheduler lets into this step."""
+    is_held: bool = False
+    """Left out of steps for now: nobody reads what it writes."""
     table: Table | None = None
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
@@ -262,6 +278,19 @@ class Stride:
     sources: tuple[str, ...]
     confidence: tuple[float, ...]
     finish_reason: FinishReason | None = None
+    alternatives: tuple[Alternatives, ...] = ()
+    """Per token; only where the sequence asks for some."""
+    trace: Trace | None = None
+    """Only where the sequence asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one forward pass ran for a sequence, and what came of it."""
+
+    block: Block
+    kept: tuple[int, ...]
+    """The rows of the block that stand: the pending ones and the accepted path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,11 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would run anything."""
+        return bool(self.waiting) or any(not sequence.is_held for sequence in self.running)
+
     def schedule(self) -> list[Sequence]:
         """Admit whom there is room for, then let everyone in who has rows to run."""
         while self.waiting and len(self.running) < MOST_SEQUENCES:

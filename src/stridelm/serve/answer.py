@@ -1,0 +1,57 @@
+"""One answer in the making, between the engine's thread and a coroutine that reads it."""
+
+import asyncio
+from collections import deque
+
+from stridelm.engine.worker import Event, Worker
+from stridelm.types import Sequence, Stride
+
+_MOST, _FEW = 256, 64
+"""Strides that may wait for their reader: at the first the sequence is held, below the second it goes on."""
+
+
+class OpenAnswer:
+    """An async iterator over the strides of one sequence, which it submits. `close` it, read to its end or not."""
+
+    def __init__(self, worker: Worker, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._has_news = asyncio.Event()
+        self._is_over = False
+        worker.submit(sequence, self._receive)
+
+    def __aiter__(self) -> "OpenAnswer":
+        return self
+
+    async def __anext__(self) -> Stride:
+        """The next stride. Raises what the sequence failed with."""
+        while not self._events:
+            if self._is_over:
+                raise StopAsyncIteration
+            self._has_news.clear()
+            await self._has_news.wait()
+        event = self._events.popleft()
+        if self.sequence.is_held and len(self._events) < _FEW:
+            self._worker.hold(self.sequence, False)
+        if isinstance(event, Exception):
+            self._is_over = True
+            raise event
+        self._is_over = event.finish_reason is not None
+        return event
+
+    def close(self) -> None:
+        """Give the answer up, if it is not read to its end. Never waits."""
+        if not self._is_over:
+            self._is_over = True
+            self._worker.cancel(self.sequence)
+
+    def _receive(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._take, event)
+
+    def _take(self, event: Event) -> None:
+        self._events.append(event)
+        self._has_news.set()
+        if len(self._events) >= _MOST and not self.sequence.is_held and not self._is_over:
+            self._worker.hold(self.sequence, True)
