@@ -134,7 +134,7 @@ class Scheduler:
     def _share_rows(self, ready: list[Sequence]) -> None:
         """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""
         reading = [sequence for sequence in ready if _is_reading(sequence)]
-        left = PREFILL_ROWS if len(reading) == len(ready) else self.shared_prefill_rows
+        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
         for sequence in ready:
             sequence.allowance = len(sequence.tokens) - sequence.cached
         for sequence in sorted(reading, key=_arrival):
