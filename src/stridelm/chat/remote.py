@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from stridelm.chat.conversation import Conversation
@@ -26,9 +26,11 @@ class RemoteSpeaker:
         self._endpoint = endpoint
         self._model = _find_model(endpoint, model)
         self._stride = dict(stride)
-        plain = asdict(SamplingParams())
+        plain = SamplingParams()
         self._sampling = {
-            name: value for name, value in asdict(params).items() if name in _ALWAYS_SENT or value != plain[name]
+            name: getattr(params, name)
+            for name in (each.name for each in fields(params))
+            if name in _ALWAYS_SENT or getattr(params, name) != getattr(plain, name)
         }
         self.description = f"{self._model} at {endpoint.url}"
 
