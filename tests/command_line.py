@@ -48,6 +48,23 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
+class Keyboard(io.StringIO):
+    """A terminal's: these lines are typed, then Ctrl-D, or whatever else `end` raises."""
+
+    def __init__(self, *lines: str, end: BaseException | None = None) -> None:
+        super().__init__("".join(f"{line}\n" for line in lines))
+        self._end = end
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:
+        line = super().readline(size)
+        if not line and self._end is not None:
+            raise self._end
+        return line
+
+
 @contextmanager
 def transformers_speaks_here() -> Iterator[None]:
     """Its log holds on to the standard error it first saw; what it prints is part of what our user sees."""

@@ -8,14 +8,27 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 LAYERS: list[str] = [
     *("params", "types", "contracts", "settings", "profile", "prompts", "layout", "sampling", "verify", "model"),
-    *("draft", "decode", "engine", "train", "api", "race", "generate_command", "models_command", "train_command"),
+    *(
+        "draft",
+        "decode",
+        "engine",
+        "train",
+        "api",
+        "chat",
+        "race",
+        "generate_command",
+        "models_command",
+        "train_command",
+    ),
     *(
         "acceptance_command",
         "export_command",
         "frontier_picture",
         "tune_command",
+        "chat_command",
         "serve",
         "cli_options",
+        "cli_chat",
         "cli",
         "__main__",
     ),

@@ -82,6 +82,7 @@ def flat(text: str) -> str:
     [
         ["--help"],
         ["generate", "--help"],
+        ["chat", "--help"],
         ["train", "--help"],
         ["acceptance", "--help"],
         ["export", "--help"],

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 import stridelm
-from stridelm.cli_options import with_settings
+from stridelm.cli_chat import chat
+from stridelm.cli_options import Adapter, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DEFAULT_MODEL, DecodeSettings, LoadSettings
 from stridelm.train.settings import PlaceSettings, TrainingFailed, TrainSettings
@@ -33,18 +34,6 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENA
 """What a user can mend about a file that cannot be written."""
 
 _PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
-
-Model = Annotated[
-    str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
-]
-Adapter = Annotated[
-    str | None,
-    typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
-]
-
-HeadsFolder = Annotated[
-    str | None, typer.Option("--heads", help="A folder that `stridelm train --mode heads` made for the model.")
-]
 
 
 def _show_version(value: bool) -> None:
@@ -115,11 +104,11 @@ def generate(
 
 def _refuse_decoding_options(context: typer.Context) -> None:
     """Also those that are given as they are by default: --profile would silently prevail."""
-    for each in fields(DecodeSettings):
-        source = context.get_parameter_source(each.name)
-        if source is not None and source.name == "COMMANDLINE":
-            name = f"--{each.name.replace('_', '-')}"
-            raise InputError(f"--profile says how to decode and does not go with {name}: leave one of them out")
+    for name in given(context, [each.name for each in fields(DecodeSettings)]):
+        raise InputError(f"--profile says how to decode and does not go with {as_option(name)}: leave one of them out")
+
+
+app.command()(with_settings(chat))
 
 
 @app.command()

@@ -5,10 +5,31 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
+
+Model = Annotated[
+    str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
+]
+Adapter = Annotated[
+    str | None,
+    typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
+]
+HeadsFolder = Annotated[
+    str | None, typer.Option("--heads", help="A folder that `stridelm train --mode heads` made for the model.")
+]
+
+
+def given(context: typer.Context, parameters: Iterable[str]) -> list[str]:
+    """Those that stand on the command line, also if they are given as they are by default."""
+    sources = {name: context.get_parameter_source(name) for name in parameters}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def as_option(parameter: str) -> str:
+    return f"--{parameter.replace('_', '-')}"
 
 
 def field_docs(settings: type) -> dict[str, str]:
@@ -60,7 +81,7 @@ def _options(settings: type) -> list[inspect.Parameter]:
             kind, default, metavar, help_text = list[str], [], "<str>", f"{help_text} May be given several times."
         elif not (kind in (int, float, str, bool) or isinstance(kind, types.UnionType)):
             continue  # a mapping has no place on a command line
-        option = typer.Option(f"--{field.name.replace('_', '-')}", help=help_text, metavar=metavar)
+        option = typer.Option(as_option(field.name), help=help_text, metavar=metavar)
         options.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

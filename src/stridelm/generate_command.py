@@ -11,6 +11,7 @@ from rich.progress import track
 
 import stridelm
 from stridelm.api import LanguageModel, Prompt
+from stridelm.chat.screen import STRIDE_STYLES
 from stridelm.model.converted import may_have_heads, may_have_masks
 from stridelm.model.draft_source import own_draft
 from stridelm.params import InputError, SamplingParams
@@ -19,9 +20,6 @@ from stridelm.prompts import PromptLine, read_prompts
 from stridelm.race import run_race
 from stridelm.settings import LARGEST_K, DecodeSettings, LoadSettings
 from stridelm.types import Result
-
-_STRIDE_STYLES = ("bold", "cyan")
-"""Strides take turns, so that one sees what each forward pass brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,7 @@ def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
     answer = model.stream(prompt, **_arguments(request))
     for number, stride in enumerate(answer):
         if console.is_terminal:
-            console.out(stride.text, end="", style=_STRIDE_STYLES[number % 2])
+            console.out(stride.text, end="", style=STRIDE_STYLES[number % 2])
         else:
             print(stride.text, end="", flush=True)  # as it is: a console would turn tabs into spaces
     print(flush=True)

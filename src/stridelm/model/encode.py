@@ -11,6 +11,10 @@ Messages = Items[Mapping[str, str]]
 Prompt = str | Messages
 
 
+class PromptTooLong(InputError):
+    """Has more tokens than the model's context."""
+
+
 def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> list[int]:
     """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
     user's turn, if it has one; `raw` leaves text as it is."""
@@ -48,7 +52,7 @@ def _checked(model: Checkpoint, ids: list[int]) -> list[int]:
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
     if len(ids) >= model.context_length:
-        raise InputError(
+        raise PromptTooLong(
             f"the prompt has {len(ids)} tokens, but {model.name} takes {model.context_length} with the answer: "
             "shorten it"
         )
