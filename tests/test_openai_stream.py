@@ -328,14 +328,16 @@ def read(terminal: int, until: str) -> str:
 def status_after_interrupts(process: int, terminal: int) -> int:
     """Ctrl-C until the program has ended: one that comes between Python's prompt and its wait for a line is noticed
     only with the next."""
-    for _ in range(100):
-        os.write(terminal, b"\x03")
-        if select.select([terminal], [], [], 0.2)[0]:
+    for attempt in range(200):
+        if attempt % 50 == 0:
+            os.write(terminal, b"\x03")
+        if select.select([terminal], [], [], 0.1)[0]:
             with suppress(OSError):  # the end of what it writes
                 os.read(terminal, 4096)
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
     os.kill(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
