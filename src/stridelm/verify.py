@@ -32,6 +32,33 @@ def proposals(tree: DraftTree, node: int) -> list[int]:
     return [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == node]
 
 
+def grammatical(tree: DraftTree, accepts: Callable[[list[int]], int]) -> DraftTree:
+    """The nodes whose paths may follow the text, by one who says how many of some tokens do."""
+    inner, kept = set(tree.parents), set[int]()
+    for leaf in range(len(tree)):
+        if leaf not in inner:
+            path = _path(tree, leaf)
+            kept.update(path[: accepts([tree.tokens[node] for node in path])])
+    return tree.only(sorted(kept))
+
+
+def _path(tree: DraftTree, node: int) -> list[int]:
+    """A node and its ancestors, root first."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = tree.parents[node]
+    return path[::-1]
+
+
+def agreement(read: Items[int], tokens: Items[int]) -> int:
+    """How long two texts of one type are equal. They differ, if at all, near the end: look there first."""
+    length = min(len(read), len(tokens))
+    while read[:length] != tokens[:length]:
+        length -= 1
+    return length
+
+
 def follow(tree: DraftTree, tokens: Items[int]) -> list[int]:
     """The nodes of the tree that a text goes through."""
     path: list[int] = []

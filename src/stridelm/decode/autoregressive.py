@@ -8,7 +8,7 @@ from stridelm.layout import make_block
 from stridelm.params import InputError
 from stridelm.sampling import confidence, drawer
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
-from stridelm.verify import proposals, walk
+from stridelm.verify import grammatical, proposals, walk
 
 
 class Autoregressive:
@@ -35,6 +35,15 @@ class Autoregressive:
 def reads_on(sequence: Sequence) -> bool:
     """Whether this step only reads a part of the prompt: more rows are pending than the scheduler lets in."""
     return sequence.cached + sequence.allowance < len(sequence.tokens)
+
+
+def lawful(sequence: Sequence, tree: DraftTree) -> DraftTree:
+    """What of a tree the sequence's grammar lets follow: nothing else is drawn, so nothing else is worth a row."""
+    grammar = sequence.grammar
+    if grammar is None:
+        return tree
+    written = sequence.output
+    return grammatical(tree, lambda tokens: grammar.accepts(written, tokens))
 
 
 def next_block(
