@@ -1,13 +1,16 @@
 """Walk a draft tree with the target's own draws: what is accepted, and what is emitted. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
 
 from stridelm.types import ROOT, DraftTree
 
 
-def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[int]) -> tuple[list[int], list[int]]:
-    """The accepted nodes, root first, and the emitted tokens: one more than nodes were accepted.
+def walk(
+    tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[int], ends: Collection[int] = ()
+) -> tuple[list[int], list[int]]:
+    """The accepted nodes, root first, and the emitted tokens: one more than nodes were accepted, unless the last node
+    holds one of the tokens that end a text. Nothing is drawn behind those.
 
     At each node the target draws the next token, seeing that node's own path; a child that holds it is accepted and
     the walk goes on there. The first draw that no child holds ends the walk, and is itself the last token emitted.
@@ -21,9 +24,10 @@ def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[in
         token = draw(node, before + emitted)
         emitted.append(token)
         child = tree.child(node, token)
-        if child is None:
+        if child is not None:
+            path.append(child)
+        if child is None or token in ends:
             return path, emitted
-        path.append(child)
         node = child
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence as Items
-from itertools import takewhile
 
 from stridelm.layout import make_block
 from stridelm.params import InputError
@@ -91,9 +90,13 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
     tree = block.tree
     logits_WV = output.logits_WV[: 1 + len(tree)]  # masks come behind
     draw = drawer(logits_WV, sequence, tolerance)
-    path, emitted = walk(tree, lambda node, before: draw(node + 1, before, proposals(tree, node)), sequence.tokens)
-    tokens = tuple(until_end(emitted, sequence.eos_ids))
-    accepted = path[: len(tokens)]
+    accepted, emitted = walk(
+        tree,
+        lambda node, before: draw(node + 1, before, proposals(tree, node)),
+        sequence.tokens,
+        sequence.eos_ids,
+    )
+    tokens = tuple(emitted)
     probabilities = confidence(logits_WV[[0, *(node + 1 for node in accepted)]], tokens)
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
@@ -115,9 +118,3 @@ def finite(probabilities: tuple[float, ...]) -> tuple[float, ...]:
     if any(math.isnan(probability) for probability in probabilities):
         raise InputError("the model's logits are not finite: its weights are damaged, or it needs --dtype float32")
     return probabilities
-
-
-def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first that ends the text, that one included."""
-    before_end = list(takewhile(lambda token: token not in eos_ids, tokens))
-    return tokens[: len(before_end) + 1]

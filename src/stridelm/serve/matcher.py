@@ -1,7 +1,7 @@
 """A grammar's place in one answer: which tokens may follow, by a matcher that goes back when drafts are rejected.
 
-Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i. Shape letters: V vocabulary, M bytes of a
-mask.
+Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its own have a word more at times. Shape
+letters: V vocabulary, M bytes of a mask.
 """
 
 from collections.abc import Sequence as Items
@@ -92,7 +92,7 @@ class Matcher:
         nothing_M = np.zeros_like(vocabulary.text_M)
         if not self._stand_behind(path):
             return nothing_M
-        mask_M = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8) & vocabulary.text_M
+        mask_M = np.frombuffer(self._matcher.compute_bitmask(), np.uint8, len(nothing_M)) & vocabulary.text_M
         ends = self._matcher.is_accepting()
         if self._recovered():
             return nothing_M
@@ -129,6 +129,4 @@ class Matcher:
 
 
 def _packed(flags_V: np.ndarray) -> np.ndarray:
-    """Bits, in whole words of 32 as llguidance gives them."""
-    bits = np.packbits(flags_V, bitorder="little")
-    return np.pad(bits, (0, -len(bits) % 4))
+    return np.packbits(flags_V, bitorder="little")
