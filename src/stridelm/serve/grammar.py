@@ -7,7 +7,6 @@ goes on behind it. A matcher belongs to one answer and is used in the engine's t
 import asyncio
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
 from stridelm.serve.errors import ApiError
-from stridelm.serve.matcher import Matcher, Vocabulary
+from stridelm.serve.matcher import Compiled, Matcher, Vocabulary
 from stridelm.serve.settings import ServeSettings
 
 Start = Callable[[], Grammar]
@@ -26,8 +25,9 @@ Start = Callable[[], Grammar]
 _WHITESPACE = r"( |\n {0,16})"
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation. Were any amount allowed, small
 models would write nothing else for ever."""
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-_KEPT = 128
+_LIMITS = LLParserLimits(verbose_errors=False)
+"""The library's own: a mask takes 20 ms at most, and a lexer a few MB."""
+_KEPT = 64
 """Compiled grammars that are kept for the next request."""
 _THREADS = 2
 _LONGEST_MESSAGE = 300
@@ -39,8 +39,8 @@ class Grammars:
     def __init__(self, model: LanguageModel, settings: ServeSettings) -> None:
         self._seconds = settings.grammar_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="stridelm-grammar")
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        """By the grammar in llguidance's words: matchers at their beginning, which are only ever copied."""
+        self._compiled: dict[str, Compiled] = {}
+        """By the grammar in llguidance's words; those that were asked for last come last."""
         self._vocabulary: Vocabulary | None = None
         self._refusal = ""
         try:
@@ -58,10 +58,10 @@ class Grammars:
             raise ApiError(400, "the schema cannot be used: x-guidance is not supported")
         try:
             text = json.dumps(schema, allow_nan=False)
-        except (ValueError, TypeError, RecursionError):
-            raise ApiError(400, "the schema cannot be used: it is not JSON, or nests too deep") from None
-        overrides: Any = {"whitespace_pattern": _WHITESPACE}
-        return await self._start(LLMatcher.grammar_from_json_schema(text, overrides=overrides), "schema")
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ApiError(400, f"the schema cannot be used: {_shown(str(error))}") from None
+        return await self._start(grammar, "schema")
 
     async def lark(self, text: str) -> Start:
         """Text that keeps to a grammar in llguidance's kind of Lark."""
@@ -75,35 +75,35 @@ class Grammars:
         vocabulary = self._vocabulary
         if vocabulary is None:
             raise ApiError(400, self._refusal)
-        fresh = self._compiled.get(grammar)
-        if fresh is None:
-            fresh = await self._compile(vocabulary, grammar, noun)
-        self._compiled[grammar] = fresh
-        self._compiled.move_to_end(grammar)
+        compiled = self._compiled.pop(grammar, None)
+        if compiled is None or compiled.is_spent:
+            compiled = await self._compile(vocabulary, grammar, noun)
+        self._compiled[grammar] = compiled
         while len(self._compiled) > _KEPT:
-            self._compiled.popitem(last=False)
-        return lambda: Matcher(fresh, vocabulary)
+            del self._compiled[next(iter(self._compiled))]
+        return lambda: Matcher(compiled)
 
-    async def _compile(self, vocabulary: Vocabulary, grammar: str, noun: str) -> LLMatcher:
-        """A matcher at its beginning, where something may follow."""
-        future = self._pool.submit(_compiled, vocabulary, grammar)
+    async def _compile(self, vocabulary: Vocabulary, grammar: str, noun: str) -> Compiled:
+        future = self._pool.submit(_compile, vocabulary, grammar)
         try:
-            fresh, message = await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
+            compiled, message = await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
         except TimeoutError:
-            if future.cancelled():  # it was never begun: others' are being compiled
-                raise ApiError(503, f"too many are being compiled for this {noun}", retry_after=5) from None
+            if future.cancelled():  # it was never begun
+                message = f"too many others are being compiled to get to this {noun}: come again"
+                raise ApiError(503, message, retry_after=5) from None
             raise ApiError(400, f"the {noun} takes longer than {self._seconds:g} s to compile: simplify it") from None
         if message:
             raise ApiError(400, f"the {noun} cannot be used: {_shown(message)}")
-        return fresh
+        return compiled
 
 
-def _compiled(vocabulary: Vocabulary, grammar: str) -> tuple[LLMatcher, str]:
-    """A matcher, and what is wrong with its grammar. Some of that shows only when it is first asked."""
-    fresh = LLMatcher(vocabulary.tokenizer, grammar, limits=_LIMITS, log_level=0)
-    if not fresh.is_error() and not Matcher(fresh, vocabulary).allowed(()).any():
-        return fresh, "no text keeps to it"
-    return fresh, fresh.get_error()
+def _compile(vocabulary: Vocabulary, grammar: str) -> tuple[Compiled, str]:
+    """A grammar, and what is wrong with it. Some of that shows only when a matcher is first asked."""
+    compiled = Compiled(LLMatcher(vocabulary.tokenizer, grammar, limits=_LIMITS, log_level=0), vocabulary)
+    message = compiled.beginning.get_error()
+    if not message and not Matcher(compiled).allowed(()).any():
+        return compiled, "no text keeps to it"
+    return compiled, message
 
 
 def _shown(message: str) -> str:

@@ -52,16 +52,26 @@ class Vocabulary:
         return token < self.size and bool(self.text_M[token // 8] >> (token % 8) & 1)
 
 
+@dataclass(slots=True)
+class Compiled:
+    """A grammar that many answers may keep to."""
+
+    beginning: LLMatcher
+    """A matcher that has read nothing. It is only copied; what its lexer finds out, the copies share."""
+    vocabulary: Vocabulary
+    is_spent: bool = False
+    """A matcher of it met a limit of llguidance's, and may have used up what they share."""
+
+
 class Matcher:
     """Keeps `contracts.Grammar`. Stands behind some tokens of the answer, and moves to where it is asked for.
 
     llguidance's matcher reads the text alone: the ends are ours, so that they may stand exactly where the text may end.
     """
 
-    def __init__(self, fresh: LLMatcher, vocabulary: Vocabulary) -> None:
-        """`fresh`: a matcher at its beginning, which stays there."""
-        self._fresh, self._vocabulary = fresh, vocabulary
-        self._matcher = fresh.deep_copy()
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled, self._vocabulary = compiled, compiled.vocabulary
+        self._matcher = compiled.beginning.deep_copy()
         self._read: tuple[int, ...] = ()
         """The tokens that the matcher stands behind."""
         self._masks: dict[tuple[int, ...], np.ndarray] = {}
@@ -121,11 +131,12 @@ class Matcher:
         and would then let any text end."""
         if not self._matcher.is_error():
             return False
+        self._compiled.is_spent = True
         self._restart()
         return True
 
     def _restart(self) -> None:
-        self._matcher, self._read = self._fresh.deep_copy(), ()
+        self._matcher, self._read = self._compiled.beginning.deep_copy(), ()
 
 
 def _packed(flags_V: np.ndarray) -> np.ndarray:
