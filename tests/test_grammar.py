@@ -107,6 +107,20 @@ def test_json_always_parses(decoder: str, seeds: int, language_model: LanguageMo
         assert sequence.output[-1] == EOS_ID and is_person(bytes_of(sequence.output))
 
 
+@pytest.mark.parametrize("decoder", ["adaptive", "static", "self", "heads"])
+def test_allowed_tokens_are_candidates_however_unlikely(
+    decoder: str, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stridelm.draft.block.CANDIDATES", 2)
+    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 2)
+    start = compiled(language_model, GRAMMARS["forced"].source)
+    sequence = make(language_model, decoder, SamplingParams(max_tokens=30), start(), PROMPTS[0])
+    run(language_model, [sequence])
+    assert bytes_of(sequence.output) == b"abracadabra!"
+    if decoder != "adaptive":  # which has no confidence in them
+        assert sequence.stats.forwards < len(sequence.output)
+
+
 @pytest.mark.parametrize("decoder", ALL_DECODERS)
 def test_an_answer_may_be_nothing(decoder: str, language_model: LanguageModel) -> None:
     start = compiled(language_model, 'start: ""')
@@ -199,9 +213,9 @@ def test_after_rejections_the_grammar_stands_where_a_fresh_one_does(
         assert grammar.allowed(written).equal(start().allowed(written))
 
 
-def test_builtin(builtin: Checkpoint, builtin_gate: Gate | None) -> None:
+def test_builtin(builtin_checkpoint: Checkpoint, builtin_gate: Gate | None) -> None:
     """Real tokens, which hold several characters or parts of one; a greedy answer and a sampled one in one batch."""
-    model = LanguageModel(builtin, None, LoadSettings(cache_tokens=8192), builtin_gate)
+    model = LanguageModel(builtin_checkpoint, None, LoadSettings(cache_tokens=8192), builtin_gate)
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"type": "string", "maxLength": 20}},
@@ -219,6 +233,6 @@ def test_builtin(builtin: Checkpoint, builtin_gate: Gate | None) -> None:
         run(model, sequences)
         for sequence in sequences:
             assert sequence.finish_reason == "stop"
-            assert set(json.loads(str(builtin.tokenizer.decode(sequence.output[:-1])))) == {"city", "country"}
+            assert set(json.loads(str(model.target.tokenizer.decode(sequence.output[:-1])))) == {"city", "country"}
         texts[decoder] = [sequence.output for sequence in sequences]
     assert texts["auto"] == texts["autoregressive"]
