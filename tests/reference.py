@@ -1,5 +1,6 @@
 """The oracle: one token at a time, no cache, every choice written out. Slow, and meant to be obviously right."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from stridelm.model.adapter import Adapter
 from stridelm.params import SamplingParams
 
+Allowed = Callable[[list[int]], np.ndarray]
+"""From the tokens of an answer to V booleans: which may follow. A grammar without a state."""
 NEAR_TIE = 1e-4
 """A decision closer than this may fall either way in float32."""
 
@@ -27,13 +30,14 @@ def reference(
     eos_ids: frozenset[int],
     *,
     choice: int = 0,
+    allowed: Allowed | None = None,
 ) -> list[Decision]:
     """What plain decoding writes. `network` is a transformers model as transformers made it."""
     ids, decisions = list(prompt), []
     while len(decisions) < params.max_tokens:
         with torch.inference_mode():
             logits = network(input_ids=torch.tensor([ids]), use_cache=False, logits_to_keep=1).logits[0, -1]
-        decision = decide(logits.double().numpy(), params, ids, len(prompt), choice)
+        decision = decide(logits.double().numpy(), params, ids, len(prompt), choice, allowed)
         decisions.append(decision)
         ids.append(decision.token)
         if decision.token in eos_ids:
@@ -96,8 +100,17 @@ def mask_row_outputs(network: Any, adapter: Adapter, text: list[int], masks: int
     return logits[0, len(text) :], read[0][0, len(text) :]
 
 
-def decide(logits: np.ndarray, params: SamplingParams, ids: list[int], prompt_length: int, choice: int) -> Decision:
+def decide(
+    logits: np.ndarray,
+    params: SamplingParams,
+    ids: list[int],
+    prompt_length: int,
+    choice: int,
+    allowed: Allowed | None = None,
+) -> Decision:
     scores = penalised(logits, params, ids, prompt_length)
+    if allowed is not None:
+        scores = np.where(allowed(ids[prompt_length:]), scores, -np.inf)
     if params.temperature == 0:
         return Decision(int(scores.argmax()), gap(scores))
     scores = scores / params.temperature

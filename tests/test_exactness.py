@@ -18,7 +18,7 @@ from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stepping import step_of
 from stridelm.api import LanguageModel
-from stridelm.contracts import Policy
+from stridelm.contracts import Grammar, Policy
 from stridelm.decode.speculative import Speculative
 from stridelm.model.builtin import ensure_builtin
 from stridelm.model.gated import Gate
@@ -118,10 +118,14 @@ def answers(
     prompts: list[list[int]],
     params: SamplingParams,
     eos_ids: frozenset[int] | None = None,
+    start: Callable[[], Grammar | None] = lambda: None,
 ) -> list[list[int]]:
-    """Run the engine on all prompts at once. Answers end with the model's own tokens for that, or with these."""
+    """Run the engine on all prompts at once. Answers end with the model's own tokens for that, or with these, and each
+    keeps to a grammar that `start` gives, if it gives one."""
     ends = model.target.eos_ids if eos_ids is None else eos_ids
-    sequences = [Sequence(list(ids), params, policy, ends, model.target.context_length) for ids in prompts]
+    sequences = [
+        Sequence(list(ids), params, policy, ends, model.target.context_length, grammar=start()) for ids in prompts
+    ]
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):

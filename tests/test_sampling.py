@@ -1,6 +1,7 @@
 """Draws: the noise against plain Python, the filters against numpy, the frequencies against the distribution."""
 
 import math
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,7 +15,18 @@ from hypothesis import strategies as st
 import reference
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.params import InputError, SamplingParams
-from stridelm.sampling import confidence, draw, draw_among, gumbel, gumbel_of, gumbel_rows, keep_likely, penalise
+from stridelm.sampling import (
+    confidence,
+    draw,
+    draw_among,
+    drawer,
+    gumbel,
+    gumbel_of,
+    gumbel_rows,
+    keep_likely,
+    penalise,
+    perturbed_scores,
+)
 from stridelm.types import Sequence
 
 words = st.integers(0, 2**64 - 1)
@@ -157,6 +169,53 @@ def test_draw_equals_the_reference(logits: list[float], name: str, seed: int) ->
     expected = reference.decide(np.array(logits), params, [0, 1, 4, 4], 1, choice=2)
     token = draw(torch.tensor(logits), params, [0, 1, 4, 4], 1, seed=seed, choice=2)
     assert token == expected.token or expected.margin < reference.NEAR_TIE
+
+
+class Fixed:
+    """A grammar that allows the same tokens everywhere, and wants to be asked about the answer alone."""
+
+    def __init__(self, allowed: list[bool], written: list[int]) -> None:
+        self.tokens = torch.tensor(allowed)
+        self.written = written
+
+    def allowed(self, written: Items[int]) -> torch.Tensor:
+        assert list(written) == self.written
+        return self.tokens
+
+    def accepts(self, written: Items[int], tokens: Items[int]) -> int:
+        raise NotImplementedError
+
+
+@given(
+    st.lists(st.tuples(st.floats(-8, 8, width=32), st.booleans()), min_size=8, max_size=30),
+    st.sampled_from(sorted(SETTINGS)),
+    words,
+)
+def test_a_draw_under_a_grammar_equals_the_reference(tokens: list[tuple[float, bool]], name: str, seed: int) -> None:
+    """Penalties and biases, then the grammar, then the filters over what is left."""
+    logits, allowed = [logit for logit, _ in tokens], [is_allowed for _, is_allowed in tokens]
+    allowed[5] = True
+    params, text = replace(SETTINGS[name], seed=seed), [0, 1, 4, 4]
+    expected = reference.decide(np.array(logits), params, text, 1, 2, lambda written: np.array(allowed))
+    grammar = Fixed(allowed, text[1:])
+    token = draw(torch.tensor(logits), params, text, 1, seed=seed, choice=2, grammar=grammar)
+    assert allowed[token] and (token == expected.token or expected.margin < reference.NEAR_TIE)
+    sequence = Sequence([0], params, Autoregressive(), frozenset(), 100, choice=2, grammar=grammar)
+    assert draw_among(torch.arange(len(logits)), torch.tensor(logits), sequence, text) == token
+    assert drawer(torch.tensor([logits]), sequence)(0, text) == token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_may_leave_nothing_of_a_grammar(temperature: float) -> None:
+    grammar = Fixed([False, True, True, False], [])
+    params = SamplingParams(temperature=temperature, logit_bias={1: -math.inf})
+    assert draw(torch.zeros(4), params, [7], 1, seed=0, choice=0, grammar=grammar) == 2
+    params = replace(params, logit_bias={1: -math.inf, 2: -math.inf})
+    with pytest.raises(InputError, match="no token is left"):
+        draw(torch.zeros(4), params, [7], 1, seed=0, choice=0, grammar=grammar)
+    # A draft model may know fewer tokens than there are: it has nothing to say, but does not fail.
+    scores = perturbed_scores(torch.zeros(1), SamplingParams(), [7], 1, seed=0, choice=0, grammar=grammar)
+    assert scores.tolist() == [-math.inf]
 
 
 @pytest.mark.parametrize("name", FILTERS)

@@ -12,7 +12,7 @@ import torch
 
 from stridelm.sampling import gumbel_rows
 from stridelm.types import ROOT, DraftTree
-from stridelm.verify import walk
+from stridelm.verify import grammatical, walk
 
 TOKENS = 3
 MOST_NODES = 6
@@ -144,6 +144,35 @@ def test_the_numbering_of_nodes_does_not_matter(nodes: int) -> None:
                 assert [tokens[node] for node in accepted] == emitted[:-1]
                 assert [parents[node] for node in accepted] == [ROOT, *accepted][: len(accepted)]
                 assert tree.child(accepted[-1] if accepted else ROOT, emitted[-1]) is None
+
+
+def test_nothing_is_drawn_behind_an_end() -> None:
+    tree = DraftTree.of((5, 6, 7), (ROOT, 0, 1), "chain")
+    for ends, accepted, emitted in (
+        ((6,), [0, 1], [5, 6]),
+        ((7,), [0, 1, 2], [5, 6, 7]),
+        ((8,), [0, 1, 2], [5, 6, 7, 8]),
+    ):
+        assert walk(tree, lambda node, history: 5 + len(history), [], ends) == (accepted, emitted)
+
+
+@pytest.mark.parametrize("nodes", range(5))
+def test_what_is_grammatical_of_every_tree(nodes: int) -> None:
+    """A grammar that never lets a token follow itself, and forbids 0 at the beginning."""
+
+    def accepts(tokens: list[int]) -> int:
+        pairs = zip([0, *tokens], tokens, strict=False)
+        return next((count for count, (before, token) in enumerate(pairs) if before == token), len(tokens))
+
+    for paths in trees(nodes):
+        kept = {path for path in paths if accepts(list(path)) == len(path)}
+        tree = grammatical(as_draft(paths), accepts)
+        assert len(tree) == len(kept)
+        assert {tuple(tree.tokens[node] for node in path_to(tree, node)) for node in range(len(tree))} == kept
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    return [] if node == ROOT else [*path_to(tree, tree.parents[node]), node]
 
 
 def test_the_draw_is_told_which_node_it_is_at() -> None:

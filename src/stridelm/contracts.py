@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
 class Grammar(Protocol):
     """What one answer must keep to. Seen from outside, a pure function of the tokens written: who asks for a path and
-    then for a shorter one gets what the shorter one allows."""
+    then for a shorter one gets what the shorter one allows. It never fails, for drafters ask about paths that the
+    answer never takes: where it cannot tell, it allows nothing, and whoever draws there for the answer fails."""
 
     def allowed(self, written: Items[int]) -> torch.Tensor:
-        """V booleans: which tokens may follow these tokens of the answer, those that end it among them."""
+        """V booleans: which tokens may follow these tokens of the answer, those that end it among them. Nothing follows
+        an end, or what was not allowed."""
         ...
 
     def accepts(self, written: Items[int], tokens: Items[int]) -> int:
-        """How many of these tokens may follow, one behind the other."""
+        """How many of these tokens may follow, one behind the other: what `allowed` allows in turn, found quicker."""
         ...
 
 

@@ -1,8 +1,9 @@
 """From logits to a token: the only place that draws.
 
-A draw is a pure function of (logits, parameters, tokens before it, seed, choice). The noise at a position is keyed by
-(seed, choice, position, token id) and never by rank in a filtered list, so the draw is the same whether the logits came
-from a pass over one row or over a tree: Gumbel-max over the penalised, filtered scores.
+A draw is a pure function of (logits, parameters, tokens before it, grammar, seed, choice). The noise at a position is
+keyed by (seed, choice, position, token id) and never by rank in a filtered list, so the draw is the same whether the
+logits came from a pass over one row or over a tree: Gumbel-max over the penalised, filtered scores. What the grammar
+forbids is left out after the penalties and before the filters, which choose among what is left.
 
 Shape letters: V vocabulary, W wanted rows.
 """
@@ -13,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from stridelm.contracts import Grammar
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Alternatives, Sequence
 
@@ -33,36 +35,61 @@ class Draw(Protocol):
 
 def drawer(logits_WV: torch.Tensor, sequence: Sequence, tolerance: float = 0.0) -> Draw:
     """How `sequence` draws from these rows. Plain greedy rows are decided together, the others when asked for."""
-    params = sequence.params
-    if params.is_plain_greedy and tolerance == 0:
+    if sequence.is_plain_greedy and tolerance == 0:
         best_W = logits_WV.argmax(dim=-1).tolist()
         return lambda row, before, proposed=(): best_W[row]
 
     def draw_row(row: int, before: Items[int], proposed: Items[int] = ()) -> int:
-        scores_V = perturbed_scores(
-            logits_WV[row], params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
-        )
-        return best_or_tolerated(scores_V, proposed, tolerance)
+        return best_or_tolerated(scores_for(sequence, logits_WV[row], before), proposed, tolerance)
 
     return draw_row
 
 
 def draw(
-    logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int, *, seed: int, choice: int
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    before: Items[int],
+    prompt_length: int,
+    *,
+    seed: int,
+    choice: int,
+    grammar: Grammar | None = None,
 ) -> int:
     """The token at position len(before)."""
-    return int(perturbed_scores(logits_V, params, before, prompt_length, seed=seed, choice=choice).argmax())
+    scores_V = perturbed_scores(logits_V, params, before, prompt_length, seed=seed, choice=choice, grammar=grammar)
+    return best_or_tolerated(scores_V, (), 0.0)
+
+
+def scores_for(sequence: Sequence, logits_V: torch.Tensor, before: Items[int]) -> torch.Tensor:
+    """`perturbed_scores` as a sequence has them."""
+    return perturbed_scores(
+        logits_V,
+        sequence.params,
+        before,
+        sequence.prompt_length,
+        seed=sequence.seed,
+        choice=sequence.choice,
+        grammar=sequence.grammar,
+    )
 
 
 def perturbed_scores(
-    logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int, *, seed: int, choice: int
+    logits_V: torch.Tensor,
+    params: SamplingParams,
+    before: Items[int],
+    prompt_length: int,
+    *,
+    seed: int,
+    choice: int,
+    grammar: Grammar | None = None,
 ) -> torch.Tensor:
-    """What a draw takes the best of: penalised logits; at a temperature, filtered ones over it, with their noise."""
+    """What a draw takes the best of: penalised logits of what the grammar allows; at a temperature, filtered ones over
+    it, with their noise. All are -inf where no token is left."""
     scores_V = penalise(logits_V.float(), params, before, prompt_length)
+    if grammar is not None:
+        scores_V = keep_allowed(scores_V, grammar.allowed(before[prompt_length:]))
     best = scores_V.max()
-    if best == -torch.inf:
-        raise InputError("logit_bias bans every token: leave at least one")
-    if params.temperature == 0:
+    if params.temperature == 0 or best == -torch.inf:
         return scores_V
     scores_V = keep_likely((scores_V - best) / params.temperature, params)
     return scores_V.double() + gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
@@ -70,8 +97,13 @@ def perturbed_scores(
 
 def best_or_tolerated(scores_V: torch.Tensor, proposed: Items[int], tolerance: float) -> int:
     """The best token; if it is not proposed, the best of the proposed ones whose score is at most -log(1 - tolerance)
-    below its own. What a filter or a ban dropped is infinitely far below."""
+    below its own. What a filter, a grammar or a ban dropped is infinitely far below."""
     best = int(scores_V.argmax())
+    if scores_V[best] == -torch.inf:
+        raise InputError(
+            "no token is left to draw: logit_bias bans every token, or every one that the grammar allows here: leave "
+            "at least one. A grammar that is too complex for the text allows none"
+        )
     if tolerance == 0 or not proposed or best in proposed:
         return best
     nearest = max(proposed, key=lambda token: float(scores_V[token]))
@@ -86,12 +118,15 @@ def draw_among(tokens_N: torch.Tensor, logits_V: torch.Tensor, sequence: Sequenc
 def perturbed_among(
     tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: Items[int]
 ) -> torch.Tensor:
-    """`perturbed_scores`, were these all tokens. Where all of them are banned, what they have is as good as any."""
+    """`perturbed_scores`, were these all tokens. All are -inf where none of them is left."""
     params = sequence.params
     if params.changes_logits:
         size = max([int(tokens_N.max()), *before]) + 1
         logits_V = logits_N.new_full((size,), -torch.inf).scatter(0, tokens_N, logits_N)
         logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
+    if sequence.grammar is not None:
+        allowed_V = sequence.grammar.allowed(before[sequence.prompt_length :])
+        logits_N = keep_allowed(logits_N, allowed_V.to(tokens_N.device)[tokens_N])
     best = logits_N.max()
     if params.temperature == 0 or best == -torch.inf:
         return logits_N
@@ -119,6 +154,11 @@ def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int],
         if token < size:
             scores_V[token] += bias
     return scores_V
+
+
+def keep_allowed(scores_V: torch.Tensor, allowed_V: torch.Tensor) -> torch.Tensor:
+    """What is not allowed becomes -inf. A draft model may score fewer tokens than there are."""
+    return scores_V.masked_fill(~allowed_V[: len(scores_V)].to(scores_V.device), -torch.inf)
 
 
 def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:

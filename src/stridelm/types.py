@@ -76,7 +76,10 @@ class DraftTree:
 
     def pruned(self, depth: int, nodes: int) -> DraftTree:
         """The first so many nodes, without those deeper than `depth`."""
-        kept = [node for node, node_depth in enumerate(self.depths) if node_depth <= depth][:nodes]
+        return self.only([node for node, node_depth in enumerate(self.depths) if node_depth <= depth][:nodes])
+
+    def only(self, kept: list[int]) -> DraftTree:
+        """These nodes, in rising order, with every node's parent among them."""
         renamed = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return DraftTree(
             tuple(self.tokens[node] for node in kept),
@@ -262,6 +265,11 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether its next token is just the argmax of the logits."""
+        return self.grammar is None and self.params.is_plain_greedy
 
     @property
     def room(self) -> int:

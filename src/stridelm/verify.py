@@ -1,13 +1,16 @@
 """Walk a draft tree with the target's own draws: what is accepted, and what is emitted. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Items
 
 from stridelm.types import ROOT, DraftTree
 
 
-def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[int]) -> tuple[list[int], list[int]]:
-    """The accepted nodes, root first, and the emitted tokens: one more than nodes were accepted.
+def walk(
+    tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[int], ends: Collection[int] = ()
+) -> tuple[list[int], list[int]]:
+    """The accepted nodes, root first, and the emitted tokens: one more than nodes were accepted, unless the last node
+    holds one of the tokens that end a text. Nothing is drawn behind those.
 
     At each node the target draws the next token, seeing that node's own path; a child that holds it is accepted and
     the walk goes on there. The first draw that no child holds ends the walk, and is itself the last token emitted.
@@ -21,15 +24,43 @@ def walk(tree: DraftTree, draw: Callable[[int, list[int]], int], before: list[in
         token = draw(node, before + emitted)
         emitted.append(token)
         child = tree.child(node, token)
-        if child is None:
+        if child is not None:
+            path.append(child)
+        if child is None or token in ends:
             return path, emitted
-        path.append(child)
         node = child
 
 
 def proposals(tree: DraftTree, node: int) -> list[int]:
     """The tokens of the children of a node, or of ROOT."""
     return [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == node]
+
+
+def grammatical(tree: DraftTree, accepts: Callable[[list[int]], int]) -> DraftTree:
+    """The nodes whose paths may follow the text, by one who says how many of some tokens do."""
+    inner, kept = set(tree.parents), set[int]()
+    for leaf in range(len(tree)):
+        if leaf not in inner:
+            path = _path(tree, leaf)
+            kept.update(path[: accepts([tree.tokens[node] for node in path])])
+    return tree.only(sorted(kept))
+
+
+def _path(tree: DraftTree, node: int) -> list[int]:
+    """A node and its ancestors, root first."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = tree.parents[node]
+    return path[::-1]
+
+
+def agreement(read: Items[int], tokens: Items[int]) -> int:
+    """How long two texts of one type are equal. They differ, if at all, near the end: look there first."""
+    length = min(len(read), len(tokens))
+    while read[:length] != tokens[:length]:
+        length -= 1
+    return length
 
 
 def follow(tree: DraftTree, tokens: Items[int]) -> list[int]:

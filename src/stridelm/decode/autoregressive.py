@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence as Items
-from itertools import takewhile
 
 from stridelm.layout import make_block
 from stridelm.params import InputError
 from stridelm.sampling import confidence, drawer, likeliest
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
-from stridelm.verify import proposals, walk
+from stridelm.verify import grammatical, proposals, walk
 
 
 class Autoregressive:
@@ -36,6 +35,15 @@ class Autoregressive:
 def reads_on(sequence: Sequence) -> bool:
     """Whether this step only reads a part of the prompt: more rows are pending than the scheduler lets in."""
     return sequence.cached + sequence.allowance < len(sequence.tokens)
+
+
+def lawful(sequence: Sequence, tree: DraftTree) -> DraftTree:
+    """What of a tree the sequence's grammar lets follow: nothing else is drawn, so nothing else is worth a row."""
+    grammar = sequence.grammar
+    if grammar is None:
+        return tree
+    written = sequence.output
+    return grammatical(tree, lambda tokens: grammar.accepts(written, tokens))
 
 
 def next_block(
@@ -83,9 +91,13 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
     tree = block.tree
     logits_WV = output.logits_WV[: 1 + len(tree)]  # masks come behind
     draw = drawer(logits_WV, sequence, tolerance)
-    path, emitted = walk(tree, lambda node, before: draw(node + 1, before, proposals(tree, node)), sequence.tokens)
-    tokens = tuple(until_end(emitted, sequence.eos_ids))
-    accepted = path[: len(tokens)]
+    accepted, emitted = walk(
+        tree,
+        lambda node, before: draw(node + 1, before, proposals(tree, node)),
+        sequence.tokens,
+        sequence.eos_ids,
+    )
+    tokens = tuple(emitted)
     drawn_WV = logits_WV[[0, *(node + 1 for node in accepted)]][: len(tokens)]
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
@@ -108,9 +120,3 @@ def finite(probabilities: tuple[float, ...]) -> tuple[float, ...]:
     if any(math.isnan(probability) for probability in probabilities):
         raise InputError("the model's logits are not finite: its weights are damaged, or it needs --dtype float32")
     return probabilities
-
-
-def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:
-    """The tokens up to the first that ends the text, that one included."""
-    before_end = list(takewhile(lambda token: token not in eos_ids, tokens))
-    return tokens[: len(before_end) + 1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stridelm.contracts import Drafter
-from stridelm.decode.autoregressive import decide_all, next_block, reads_on
+from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads_on
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
@@ -118,7 +118,7 @@ class Planned:
             if sequences and (not self.uses or self.uses[number].is_due(self.pace.rate)):
                 started = time.perf_counter()
                 for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
-                    self._states[sequence].proposed.append(tree)
+                    self._states[sequence].proposed.append(lawful(sequence, tree))
                 if self.uses:
                     self.uses[number].asked((time.perf_counter() - started) / len(sequences))
         return {

@@ -1,7 +1,7 @@
 """Verified drafts: what a drafter proposes is checked in the same forward, so that the text stays the model's own."""
 
 from stridelm.contracts import Drafter
-from stridelm.decode.autoregressive import decide_all, next_block, reads_on
+from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads_on
 from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
@@ -22,7 +22,8 @@ class Speculative:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
         trees = dict(zip(ready, self.drafter.propose(ready), strict=True)) if ready else {}
         return [
-            next_block(sequence, trees.get(sequence, NO_DRAFT), layers=self.drafter.layers) for sequence in sequences
+            next_block(sequence, lawful(sequence, trees.get(sequence, NO_DRAFT)), layers=self.drafter.layers)
+            for sequence in sequences
         ]
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:

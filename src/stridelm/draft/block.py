@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from stridelm.model.gated import Gate
-from stridelm.sampling import confidence, draw_among, penalise
+from stridelm.sampling import confidence, draw_among, keep_allowed, penalise
 from stridelm.types import Sequence
 
 CANDIDATES = 256
@@ -25,16 +25,21 @@ def read_chain(
 ) -> Iterator[tuple[int, float]]:
     """Each mask's token, drawn as the sequence draws, and its probability without temperature, filters and penalties.
 
-    `text` is all up to the token that was drawn where the chain's anchor is.
+    `text` is all up to the token that was drawn where the chain's anchor is. Where no token is left, the chain ends.
     """
     head, written = gate.sequential_head, list(text)
-    if head is None and sequence.params.is_plain_greedy:
+    if head is None and sequence.is_plain_greedy:
         yield from _likeliest(logits_DV)
         return
     state_1S = None if head is None else head.start(1)
     for logits_V, hidden_C in zip(logits_DV, hidden_DC, strict=True):
-        # Penalised ones: nobody checks these tokens, so a bias must reach those that are unlikely without it.
+        # Penalised ones: nobody checks these tokens, so a bias must reach those that are unlikely without it. So must a
+        # grammar.
         scores_V = penalise(logits_V, sequence.params, written, sequence.prompt_length)
+        if sequence.grammar is not None:
+            scores_V = keep_allowed(scores_V, sequence.grammar.allowed(written[sequence.prompt_length :]))
+        if scores_V.max() == -torch.inf:
+            return
         candidates_N = scores_V.topk(min(CANDIDATES, len(scores_V)), sorted=False).indices
         if state_1S is not None:
             added_1C, state_1S = gate.read(hidden_C[None], written[-1:], state_1S)

@@ -11,8 +11,9 @@ import torch
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
-from stridelm.sampling import perturbed_scores
+from stridelm.sampling import scores_for
 from stridelm.types import Block, Commit, DraftTree, Output, Sequence
+from stridelm.verify import agreement
 
 _ROWS = 512
 """Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
@@ -144,7 +145,7 @@ class ModelDrafter:
             draft = self._drafts.get(sequence)
             if draft is not None:
                 # The last token is always read anew, to draw behind it: it may equal a draft that was never run.
-                agreed = _agreement(draft.tokens[: draft.table.length], sequence.tokens[:-1])
+                agreed = agreement(draft.tokens[: draft.table.length], sequence.tokens[:-1])
                 self.forward.cache.truncate(draft.table, agreed)
 
     def release(self, sequence: Sequence) -> None:
@@ -159,19 +160,10 @@ def draw_and_confidence(logits_V: torch.Tensor, sequence: Sequence, before: list
 
     Were the target's logits these plus Gumbel noise of their own, that would be the chance that the target draws the
     same. The token's probability is a poor guide to it: with shared noise an unlikely token, too, is drawn by both.
-    Without temperature the two are one.
+    Without temperature the two are one. Where no token is left, some token that has no chance.
     """
-    params = sequence.params
-    scores_V = perturbed_scores(
-        logits_V, params, before, sequence.prompt_length, seed=sequence.seed, choice=sequence.choice
-    )
+    scores_V = scores_for(sequence, logits_V, before)
     token = int(scores_V.argmax())
-    return token, float((scores_V * (params.temperature or 1.0)).softmax(dim=-1)[token])
-
-
-def _agreement(read: list[int], tokens: list[int]) -> int:
-    """How long the two are equal. They differ, if at all, near the end: look there first."""
-    length = min(len(read), len(tokens))
-    while read[:length] != tokens[:length]:
-        length -= 1
-    return length
+    if scores_V[token] == -torch.inf:
+        return token, 0.0
+    return token, float((scores_V * (sequence.params.temperature or 1.0)).softmax(dim=-1)[token])

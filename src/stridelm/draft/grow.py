@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from stridelm.model.gated import Gate
-from stridelm.sampling import perturbed_among
+from stridelm.sampling import keep_allowed, perturbed_among
 from stridelm.types import ROOT, DraftTree, Sequence
 
 CANDIDATES = 64
@@ -47,6 +47,17 @@ class Chain:
             found = logits_V.topk(min(CANDIDATES, len(logits_V)), sorted=False)
             self.candidates[depth] = found.indices, found.values
         return self.candidates[depth]
+
+    def allowed_at(self, level: int, allowed_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of them that a grammar allows; if it allows none, the likeliest of all that it does allow."""
+        tokens_N, logits_N = self.at(level)
+        allowed_V = allowed_V.to(tokens_N.device)
+        kept_N = allowed_V[tokens_N]
+        if kept_N.any():
+            return tokens_N[kept_N], logits_N[kept_N]
+        logits_V = keep_allowed(self.logits_DV[self.used + level], allowed_V)
+        found = logits_V.topk(min(CANDIDATES, int(allowed_V.sum())), sorted=False)
+        return found.indices, found.values
 
 
 @dataclass(slots=True)
@@ -96,12 +107,9 @@ class TreeGrower:
             for place in sorted({bud.place for bud in buds}):
                 own = [number for number, bud in enumerate(buds) if bud.place == place]
                 chain, sequence = chains[place], sequences[place]
-                tokens_N, logits_N = chain.at(level)
-                logits_XN = logits_N.expand(len(own), -1)
-                if moved_XC is not None and self._reader is not None:
-                    logits_XN = self._reader.moved(tokens_N, logits_XN, moved_XC[own])
                 texts = [buds[number].text for number in own]
-                for number, choices in zip(own, self._likeliest(tokens_N, logits_XN, sequence, texts), strict=True):
+                own_XC = None if moved_XC is None else moved_XC[own]
+                for number, choices in zip(own, self._choices(chain, level, sequence, texts, own_XC), strict=True):
                     bud = buds[number]
                     chain.states[tuple(bud.text[-1 - level :])] = states[number]
                     for token, score in choices:
@@ -126,11 +134,37 @@ class TreeGrower:
         moved_XC, state_XS = self._reader.read(hidden_XC, before, state_XS)
         return moved_XC, list(state_XS.split(1))
 
+    def _choices(
+        self, chain: Chain, level: int, sequence: Sequence, texts: list[list[int]], moved_XC: torch.Tensor | None
+    ) -> list[list[tuple[int, float]]]:
+        """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
+        if sequence.grammar is None:
+            return self._likeliest(*self._moved(chain.at(level), len(texts), moved_XC), sequence, texts)
+        choices: list[list[tuple[int, float]]] = []
+        for number, text in enumerate(texts):  # each has candidates of its own
+            candidates = chain.allowed_at(level, sequence.grammar.allowed(text[sequence.prompt_length :]))
+            moved_1C = None if moved_XC is None else moved_XC[number : number + 1]
+            if len(candidates[0]):
+                choices += self._likeliest(*self._moved(candidates, 1, moved_1C), sequence, [text])
+            else:
+                choices.append([])
+        return choices
+
+    def _moved(
+        self, candidates: tuple[torch.Tensor, torch.Tensor], count: int, moved_XC: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Candidates, and their logits behind so many texts, by what the sequential head says of each."""
+        tokens_N, logits_N = candidates
+        logits_XN = logits_N.expand(count, -1)
+        if moved_XC is not None and self._reader is not None:
+            logits_XN = self._reader.moved(tokens_N, logits_XN, moved_XC)
+        return tokens_N, logits_XN
+
     def _likeliest(
         self, tokens_N: torch.Tensor, logits_XN: torch.Tensor, sequence: Sequence, texts: list[list[int]]
     ) -> list[list[tuple[int, float]]]:
-        """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
-        if not sequence.params.is_plain_greedy:
+        """`_choices` among these candidates."""
+        if not sequence.is_plain_greedy:
             scores = [
                 perturbed_among(tokens_N, logits_N, sequence, text)
                 for logits_N, text in zip(logits_XN, texts, strict=True)
