@@ -110,8 +110,8 @@ class Chat:
             with closing(self.speaker.ask(self.conversation.messages())) as reply:
                 try:
                     for piece in reply:
+                        written += piece  # first: what was seen is part of the conversation
                         self.screen.show(piece)
-                        written += piece
                 except KeyboardInterrupt:
                     turn.is_interrupted = True
                 report = reply.report()
