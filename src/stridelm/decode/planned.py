@@ -17,7 +17,7 @@ from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import DepthRates, Pace, Use
+from stridelm.decode.rates import DepthRates, Pace, Rest, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -59,7 +59,7 @@ class Planned:
         switches: bool = False,
     ) -> None:
         """`k` - 1 masks at most in a chain; `nodes`: the most drafts of a step; `switches`: drafters that do not earn
-        what they cost are asked only now and then."""
+        what they cost are asked only now and then, and where nothing does, decoding is plain for a while."""
         self.exact = tolerance == 0
         self.cost, self.masks, self.drafters = cost, masks, drafters
         self.nodes, self.tolerance = nodes, tolerance
@@ -73,6 +73,8 @@ class Planned:
         self.rates = DepthRates(self.longest)
         self.pace = Pace(cost(1))
         self.uses = [Use() for _ in drafters] if switches else []
+        self.rest = Rest() if switches else None
+        self._is_resting = False
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
         self._level_seconds = 0.0
@@ -81,7 +83,8 @@ class Planned:
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         started = time.perf_counter()
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
-        trees = self._draft(ready)
+        self._is_resting = self.rest is not None and self.rest.rests()
+        trees = self._draft_nothing(ready) if self._is_resting else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
         for sequence in sequences:
@@ -108,10 +111,20 @@ class Planned:
             layers=self.layers,
         )
 
+    def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
+        """Masks of before would cost something to follow, and grow old."""
+        for sequence in sequences:
+            self._states[sequence] = _State(self._state(sequence).rates)
+            self.plans[0, 0, 0] += 1
+        return {}
+
+    def _state(self, sequence: Sequence) -> _State:
+        return self._states.setdefault(sequence, _State(self.rates.copy()))
+
     def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         """One tree for each, of what everyone proposes."""
         for sequence in sequences:
-            state = self._states.setdefault(sequence, _State(self.rates.copy()))
+            state = self._state(sequence)
             state.proposed, state.mask_tree = [], NO_DRAFT
         self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
         for number, drafter in enumerate(self.drafters):
@@ -172,15 +185,25 @@ class Planned:
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         started = time.perf_counter()
         commits = decide_all(sequences, blocks, outputs, self.tolerance)
+        decided = time.perf_counter()
         for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
             if commit.tokens:
                 self._learn(sequence, commit)
                 self._renew(sequence, block, output, commit)
-        masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
-        context = sum(block.start for block in blocks) // len(blocks)
-        seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
-        self.pace.stepped(sum(len(commit.tokens) for commit in commits), seconds, time.perf_counter() - started)
+        self._count(blocks, commits, decided - started, time.perf_counter() - started)
         return commits
+
+    def _count(self, blocks: list[Block], commits: list[Commit], deciding: float, commit_seconds: float) -> None:
+        """What the step brought and took, and what a plain one would have."""
+        masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
+        context, count = sum(block.start for block in blocks) // len(blocks), len(blocks)
+        seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=count)
+        tokens = sum(len(commit.tokens) for commit in commits)
+        self.pace.stepped(tokens, seconds, commit_seconds)
+        if self.rest is not None and tokens and not self._is_resting:
+            plain = self.cost(sum(block.pending for block in blocks), context=context, sequences=count) + deciding
+            writing = sum(1 for commit in commits if commit.tokens)
+            self.rest.stepped(tokens, seconds + self.pace.overhead, writing, plain)
 
     def _learn(self, sequence: Sequence, commit: Commit) -> None:
         """How the proposals did, whether they were run or not: the text is known as far as it was emitted."""

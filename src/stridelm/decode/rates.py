@@ -7,6 +7,9 @@ _HALF_LIFE = 120
 """Observations after which an old one counts half: a text changes its nature within some sentences."""
 _STEPS = 32
 """Steps over which the pace is taken."""
+_TRIAL, _REST, _LONGEST_REST = 24, 128, 1024
+"""Steps over which several tokens at a time are judged, and for which they rest if they do not pay; twice as long each
+time in a row."""
 _PROBE = 40
 """A drafter that does not pay is asked again after so many steps."""
 
@@ -91,3 +94,34 @@ class Use:
         """Per sequence and step in which it was asked."""
         if self._was_asked:
             self.tokens += 0.1 * (tokens - self.tokens)
+
+
+class Rest:
+    """Whether several tokens at a time pay at all, drafting and planning included. If not, decoding is plain for a while:
+    a batch that uses the machine up, or a text that nobody can foretell, is never slower than without us."""
+
+    def __init__(self) -> None:
+        self._length = _REST
+        self._left = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = self._tokens = self._plain_tokens = 0
+        self._seconds = self._plain_seconds = 0.0
+
+    def rests(self) -> bool:
+        """Asked once a step."""
+        self._left = max(0, self._left - 1)
+        return self._left > 0
+
+    def stepped(self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float) -> None:
+        """What a step brought and took, and what a plain one would have."""
+        self._steps += 1
+        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
+        self._plain_tokens, self._plain_seconds = self._plain_tokens + plain_tokens, self._plain_seconds + plain_seconds
+        if self._steps < _TRIAL:
+            return
+        pays = self._tokens * self._plain_seconds >= self._plain_tokens * self._seconds
+        self._left = 0 if pays else self._length + 1
+        self._length = _REST if pays else min(2 * self._length, _LONGEST_REST)
+        self._begin()
