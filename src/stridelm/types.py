@@ -280,6 +280,8 @@ class Stride:
     finish_reason: FinishReason | None = None
     alternatives: tuple[Alternatives, ...] = ()
     """Per token; only where the sequence asks for some."""
+    drafted: int = 0
+    """How many drafts the pass verified."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
 
