@@ -40,7 +40,7 @@ async def answer_chat(
     start = await answer_grammar(context, request, use, vocabulary)
     sequences = generation.sequences(prompt, room, start=start, stops=use.stops if use else ())
     writer = ChatWriter(context, vocabulary, request, use, generation.plan(sequences[0]), prompt)
-    check_queue(context, len(sequences))
+    check_queue(context, len(sequences), "n")
     answers = Answers(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 

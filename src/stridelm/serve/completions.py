@@ -1,4 +1,4 @@
-"""/v1/completions: a text goes in, its continuation comes out. With echo and logprobs, how likely the text itself is."""
+"""/v1/completions: a text goes in, its continuation comes out; with echo and logprobs, how likely the text is."""
 
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -38,7 +38,7 @@ async def answer_completion(
     plan = generation.plan(made[0])
     sequences = [] if request.max_tokens == 0 else made
     scores = bool(request.echo) and request.logprobs is not None
-    check_queue(context, len(sequences) + (len(encoded) if scores else 0))
+    check_queue(context, len(sequences) + (len(encoded) if scores else 0), "prompt")
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
     choices = _choices(context, vocabulary, request, encoded, scored_prompts)
     writer = CompletionWriter(context, request, choices, plan, Tally(encoded))

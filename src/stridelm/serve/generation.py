@@ -93,12 +93,12 @@ class Generation:
             raise self._context.refusal(error, name if name in given else None) from error
 
 
-def check_queue(context: Context, count: int) -> None:
+def check_queue(context: Context, count: int, param: str) -> None:
     """Refuse what would have to wait behind too many others."""
     most = context.settings.max_queue
     if count > most:
         message = f"the request asks for {count} answers at once, but {most} may wait here"
-        raise ApiError(400, message, param="prompt")
+        raise ApiError(400, message, param=param)
     if context.worker.waiting + count > most:
         raise ApiError(429, "too many requests are waiting: come again", retry_after=_RETRY_SECONDS)
 

@@ -20,6 +20,8 @@ class Answers:
 
     def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
         self._answers: list[OpenAnswer] = []
+        self._reading: dict[asyncio.Future[Stride], int] = {}
+        """Who waits for the next stride, with the number of the answer."""
         try:
             for sequence in sequences:
                 self._answers.append(OpenAnswer(worker, sequence))
@@ -28,24 +30,28 @@ class Answers:
             raise
 
     def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
         for answer in self._answers:
             answer.close()
 
     async def strides(self) -> AsyncIterator[tuple[int, Stride]]:
         """Each stride with the number of its answer. Raises what any of them failed with."""
-        tasks = {asyncio.ensure_future(answer.__anext__()): index for index, answer in enumerate(self._answers)}
-        try:
-            while tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=lambda task: tasks[task]):
-                    index, stride = tasks[task], task.result()
-                    del tasks[task]
-                    if stride.finish_reason is None:
-                        tasks[asyncio.ensure_future(self._answers[index].__anext__())] = index
-                    yield index, stride
-        finally:
-            for task in tasks:
-                task.cancel()
+        for index in range(len(self._answers)):
+            self._read_on(index)
+        while self._reading:
+            done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: self._reading[task]):
+                index, stride = self._reading.pop(task), task.result()
+                if stride.finish_reason is None:
+                    self._read_on(index)
+                yield index, stride
+
+    def _read_on(self, index: int) -> None:
+        task = asyncio.ensure_future(self._answers[index].__anext__())
+        # Several may fail at once; the first is told, the others are not worth a warning.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._reading[task] = index
 
 
 async def unless_left(request: Request, work: Awaitable[T]) -> T:
