@@ -113,12 +113,12 @@ def submitted(context: Context) -> list[Sequence]:
     return cast(Any, context.worker).sequences
 
 
-def chat(content: str = "hello", **more: Any) -> dict[str, Any]:
+def chat(content: str = "hello", /, **more: Any) -> dict[str, Any]:
     """The body of a chat's request."""
     return {"model": NAME, "messages": [{"role": "user", "content": content}], "max_tokens": 8, "seed": 3} | more
 
 
-def text(prompt: Any = "hello", **more: Any) -> dict[str, Any]:
+def text(prompt: Any = "hello", /, **more: Any) -> dict[str, Any]:
     """The body of a request for a completion."""
     return {"model": NAME, "prompt": prompt, "max_tokens": 8, "seed": 3} | more
 
