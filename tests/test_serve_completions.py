@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from serving import TEXT, chat, chunks, make_context, refusal, serving, submitted, text
 from stridelm.api import LanguageModel
@@ -241,6 +243,18 @@ def test_special_tokens_are_added_if_asked(language_model: LanguageModel, monkey
         assert first(prompt="a") == 256 != first(prompt="a", add_special_tokens=False)
         messages = chat()["messages"]
         assert first(messages=messages, add_special_tokens=True) == 256 != first(messages=messages)
+
+
+def test_tokens_of_other_tokenizers_have_their_bytes() -> None:
+    """As in Llama 2: words begin with an underscore of their own, and what has no token is written byte by byte."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁so", "né"]
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
+    fused = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(fused)
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>"))
+    so, half = tokens.index("▁so"), tokens.index("<0xC3>")
+    assert vocabulary.text(so) == " so" and vocabulary.bytes(so) == list(b" so")
+    assert vocabulary.bytes(half) == [0xC3] and vocabulary.bytes(tokens.index("né")) == list("né".encode())
 
 
 def test_tokens_have_their_real_bytes(context: Context) -> None:

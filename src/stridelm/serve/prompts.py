@@ -23,6 +23,8 @@ class Prompts:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tokenizer = context.model.target.tokenizer
+        # The first call may change the tokenizer's settings, which is not for several threads at once.
+        self._tokenizer.encode("hello")
         hello: list[Turn] = [{"role": "user", "content": "hello"}]
         template = self._tokenizer.chat_template
         self.talk: ToolTalk = tool_talk(

@@ -55,7 +55,9 @@ class CallReader:
         """The rest, at the end of the answer."""
         rest, self._held = self._held, ""
         if self.form.opens_anywhere:
-            call = self._call(rest.removeprefix(self.form.openings[0])) if self._is_open else None
+            # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
+            body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
+            call = self._call(body) if self._is_open else None
             calls = [] if call is None else [call]
         else:
             calls = [] if self._is_text else self._all_calls(rest)
