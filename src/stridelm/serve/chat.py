@@ -12,15 +12,15 @@ from starlette.responses import Response
 from stridelm.serve.chat_schema import ChatRequest
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
-from stridelm.serve.generation import Generation, Plan, check_queue
+from stridelm.serve.generation import Generation, check_queue
 from stridelm.serve.logprobs import chat_form, scored_stride
 from stridelm.serve.prompts import Prompts
 from stridelm.serve.reading import Answers
-from stridelm.serve.replies import Envelope, Tally
+from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
 from stridelm.serve.tool_use import ToolUse, answer_grammar, tool_use
 from stridelm.serve.tools import Call, ToolFormat
-from stridelm.serve.trace import traced
+from stridelm.serve.trace import Forward, traced
 from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Stride
 
@@ -39,7 +39,8 @@ async def answer_chat(
     room = generation.room(prompts.checked(prompt, "messages"), asked, param)
     start = await answer_grammar(context, request, use, vocabulary)
     sequences = generation.sequences(prompt, room, start=start, stops=use.stops if use else ())
-    writer = ChatWriter(context, vocabulary, request, use, generation.plan(sequences[0]), prompt)
+    report = Report(context, request, generation.plan(sequences[0]), [prompt])
+    writer = ChatWriter(context, vocabulary, request, use, report)
     check_queue(context, len(sequences), "n")
     answers = Answers(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
@@ -61,7 +62,7 @@ class _Part:
     text: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    trace: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[Forward] = field(default_factory=list)
     finish_reason: str | None = None
 
     @property
@@ -85,12 +86,10 @@ class ChatWriter:
         vocabulary: Vocabulary,
         request: ChatRequest,
         use: ToolUse | None,
-        plan: Plan,
-        prompt: list[int],
+        report: Report,
     ) -> None:
-        self._context, self._vocabulary, self._request, self._use, self._plan = context, vocabulary, request, use, plan
+        self._vocabulary, self._request, self._use, self._report = vocabulary, request, use, report
         self._readers = [use.reader() if use else None for _ in range(request.count)]
-        self._tally = Tally([prompt])
         self._envelope = Envelope(context, "chat.completion.chunk" if request.stream else "chat.completion", "chatcmpl")
 
     async def whole(self, strides: Strides) -> Reply:
@@ -98,13 +97,8 @@ class ChatWriter:
         async for index, stride in strides:
             messages[index].add(self._part(index, stride))
         trace = [forward for part in messages for forward in part.trace]
-        stride = self._tally.stride(self._context, self._plan)
-        return self._envelope.around(
-            [self._choice(index, part) for index, part in enumerate(messages)],
-            usage=self._tally.usage(),
-            metrics=self._tally.metrics(),
-            stride={**stride, "trace": trace} if self._request.options.trace else stride,
-        )
+        choices = [self._choice(index, part) for index, part in enumerate(messages)]
+        return self._envelope.around(choices, **self._report.whole(trace))
 
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
         unfinished, started = len(self._readers), set[int]()
@@ -115,10 +109,10 @@ class ChatWriter:
                 yield self._chunk(index, part, opens=index not in started, is_last=not unfinished)
                 started.add(index)
         if self._request.includes_usage:
-            yield self._envelope.around([], usage=self._tally.usage())
+            yield self._envelope.around([], usage=self._report.usage())
 
     def _part(self, index: int, stride: Stride) -> _Part:
-        self._tally.add(stride)
+        self._report.add(stride)
         part = _Part(stride.text, finish_reason=stride.finish_reason)
         if (alternatives := self._request.alternatives) is not None:
             part.logprobs = chat_form(scored_stride(stride, alternatives), self._vocabulary)
@@ -168,15 +162,7 @@ class ChatWriter:
             "logprobs": self._logprobs(part),
             "finish_reason": part.finish_reason,
         }
-        more: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
-        stride = self._tally.stride(self._context, self._plan) if is_last else {}
-        if part.trace:
-            stride["trace"] = part.trace
-        if stride:
-            more["stride"] = stride
-        if is_last:
-            more["metrics"] = self._tally.metrics()
-        return self._envelope.around([choice], **more)
+        return self._envelope.around([choice], **self._report.chunk(part.trace, is_last=is_last))
 
     def _logprobs(self, part: _Part) -> dict[str, Any] | None:
         return {"content": part.logprobs} if self._request.logprobs else None

@@ -8,14 +8,14 @@ from starlette.responses import Response
 
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
-from stridelm.serve.generation import Generation, Plan, check_queue
+from stridelm.serve.generation import Generation, check_queue
 from stridelm.serve.logprobs import LegacyForm, Scored, scored, scored_stride
 from stridelm.serve.prompts import Prompts
 from stridelm.serve.reading import Answers, unless_left
-from stridelm.serve.replies import Envelope, Tally
+from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
 from stridelm.serve.text_schema import CompletionRequest
-from stridelm.serve.trace import traced
+from stridelm.serve.trace import Forward, traced
 from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Alternatives, Stride
 
@@ -35,13 +35,13 @@ async def answer_completion(
         most = min(left, _DEFAULT_TOKENS) if request.max_tokens is None else request.max_tokens
         # Made even where nothing is written, so that what cannot be is refused all the same.
         made += generation.sequences(prompt, max(most, 1))
-    plan = generation.plan(made[0])
+    report = Report(context, request, generation.plan(made[0]), encoded)
     sequences = [] if request.max_tokens == 0 else made
     scores = bool(request.echo) and request.logprobs is not None
     check_queue(context, len(sequences) + (len(encoded) if scores else 0), "prompt")
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
     choices = _choices(context, vocabulary, request, encoded, scored_prompts)
-    writer = CompletionWriter(context, request, choices, plan, Tally(encoded))
+    writer = CompletionWriter(context, request, choices, report)
     answers = Answers(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 
@@ -106,10 +106,8 @@ def _choices(
 class CompletionWriter:
     """The reply to one request."""
 
-    def __init__(
-        self, context: Context, request: CompletionRequest, choices: list[_Choice], plan: Plan, tally: Tally
-    ) -> None:
-        self._context, self._request, self._choices, self._plan, self._tally = context, request, choices, plan, tally
+    def __init__(self, context: Context, request: CompletionRequest, choices: list[_Choice], report: Report) -> None:
+        self._request, self._choices, self._report = request, choices, report
         self._envelope = Envelope(context, "text_completion", "cmpl")
 
     @property
@@ -119,17 +117,14 @@ class CompletionWriter:
     async def whole(self, strides: Strides) -> Reply:
         texts = [choice.echoed or "" for choice in self._choices]
         reasons: list[str | None] = [None if self._writes else "length" for _ in self._choices]
-        traces: list[list[dict[str, Any]]] = [[] for _ in self._choices]
+        traces: list[list[Forward]] = [[] for _ in self._choices]
         async for index, stride in strides:
             texts[index] += stride.text
             reasons[index] = stride.finish_reason
             traces[index] += self._note(index, stride)
-        stride = self._tally.stride(self._context, self._plan)
-        if self._request.options.trace:
-            stride["trace"] = [forward for trace in traces for forward in trace]
         columns = zip(self._choices, texts, reasons, strict=True)
         parts = [choice.part(text, reason) for choice, text, reason in columns]
-        return self._envelope.around(parts, usage=self._tally.usage(), metrics=self._tally.metrics(), stride=stride)
+        return self._envelope.around(parts, **self._report.whole([each for trace in traces for each in trace]))
 
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
         unfinished = len(self._choices)
@@ -137,30 +132,19 @@ class CompletionWriter:
             if choice.echoed is not None:
                 unfinished -= not self._writes
                 part = choice.part(choice.echoed, None if self._writes else "length")
-                yield self._chunk(part, [], is_last=not unfinished)
+                yield self._envelope.around([part], **self._report.chunk([], is_last=not unfinished))
         async for index, stride in strides:
             trace = self._note(index, stride)
             unfinished -= stride.finish_reason is not None
             if stride.text or stride.finish_reason or trace or self._request.logprobs is not None:
                 part = self._choices[index].part(stride.text, stride.finish_reason)
-                yield self._chunk(part, trace, is_last=not unfinished)
+                yield self._envelope.around([part], **self._report.chunk(trace, is_last=not unfinished))
         if self._request.includes_usage:
-            yield self._envelope.around([], usage=self._tally.usage())
+            yield self._envelope.around([], usage=self._report.usage())
 
-    def _note(self, index: int, stride: Stride) -> list[dict[str, Any]]:
+    def _note(self, index: int, stride: Stride) -> list[Forward]:
         """Count a stride; returns its trace, if there is one."""
         choice = self._choices[index]
-        self._tally.add(stride)
+        self._report.add(stride)
         choice.note(stride, self._request.logprobs or 0)
         return [] if stride.trace is None else [traced(stride, index, choice.vocabulary)]
-
-    def _chunk(self, part: dict[str, Any], trace: list[dict[str, Any]], *, is_last: bool) -> Reply:
-        more: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
-        stride = self._tally.stride(self._context, self._plan) if is_last else {}
-        if trace:
-            stride["trace"] = trace
-        if stride:
-            more["stride"] = stride
-        if is_last:
-            more["metrics"] = self._tally.metrics()
-        return self._envelope.around([part], **more)

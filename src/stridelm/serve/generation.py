@@ -12,6 +12,11 @@ from stridelm.settings import DecodeSettings
 from stridelm.types import Sequence
 
 _RETRY_SECONDS = 1
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that requests and SamplingParams call the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ class Generation:
             try:
                 sequence = self._context.model.sequence(list(prompt), params, self.settings)
             except InputError as error:
-                raise self._context.refusal(error, "logit_bias") from error
+                param = "logit_bias" if str(error).startswith("logit_bias") else "stride"
+                raise self._context.refusal(error, param) from error
             sequence.choice = choice
             sequence.grammar = None if start is None else start()
             sequence.is_traced = self._request.options.trace
@@ -64,22 +70,13 @@ class Generation:
             raise ApiError(400, message, param="logprobs")
         return made
 
-    def plan(self, sequence: Sequence | None) -> Plan:
-        """`sequence`: one of the answers; None if nothing is written."""
-        decoder = self.settings.decoder
-        exact = sequence is None or self._context.model.is_exact(sequence, decoder)
-        return Plan(self.settings, self.seed, exact)
+    def plan(self, sequence: Sequence) -> Plan:
+        """`sequence`: one of the answers."""
+        return Plan(self.settings, self.seed, self._context.model.is_exact(sequence, self.settings.decoder))
 
     def _params(self, max_tokens: int, stops: tuple[str, ...]) -> SamplingParams:
         request = self._request
-        given = {
-            name: getattr(request, name)
-            for name in (
-                *("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-                "temperature",
-            )
-            if getattr(request, name) is not None
-        }
+        given = {name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None}
         try:
             return SamplingParams(
                 max_tokens=max_tokens,

@@ -7,13 +7,16 @@ from typing import Any
 
 from stridelm.serve.context import Context
 from stridelm.serve.generation import Plan
+from stridelm.serve.schema import TextRequest
+from stridelm.serve.trace import Forward
 from stridelm.types import Stride
 
 
-class Tally:
-    """Counts over all answers to a request."""
+class Report:
+    """Counts over all answers to a request, and what a reply says of them."""
 
-    def __init__(self, prompts: list[list[int]]) -> None:
+    def __init__(self, context: Context, request: TextRequest, plan: Plan, prompts: list[list[int]]) -> None:
+        self._context, self._request, self._plan = context, request, plan
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._tokens = self._forwards = self._drafted = 0
         self._steps: Counter[int] = Counter()
@@ -26,6 +29,18 @@ class Tally:
             self._drafted += stride.drafted
             self._steps[sum(source != "model" for source in stride.sources)] += 1
 
+    def whole(self, trace: list[Forward]) -> dict[str, Any]:
+        """What a reply says besides its choices. `trace`: of every forward, if that was asked for."""
+        stride = self._stride() | ({"trace": trace} if self._request.options.trace else {})
+        return {"usage": self.usage(), "metrics": self._metrics(), "stride": stride}
+
+    def chunk(self, trace: list[Forward], *, is_last: bool) -> dict[str, Any]:
+        """What a chunk says besides its choice. `trace`: of its own forward; `is_last`: no choice is unfinished."""
+        said: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
+        if stride := (self._stride() if is_last else {}) | ({"trace": trace} if trace else {}):
+            said["stride"] = stride
+        return said | ({"metrics": self._metrics()} if is_last else {})
+
     def usage(self) -> dict[str, int]:
         return {
             "prompt_tokens": self._prompt_tokens,
@@ -33,7 +48,7 @@ class Tally:
             "total_tokens": self._prompt_tokens + self._tokens,
         }
 
-    def metrics(self) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         """In vLLM's form: the histogram's entry j counts the passes that accepted j drafts, the token that the model
         adds is part of the mean length only. Without such passes there is nothing to take the mean of."""
         steps = self._steps.total()
@@ -50,12 +65,12 @@ class Tally:
             }
         }
 
-    def stride(self, context: Context, plan: Plan) -> dict[str, Any]:
+    def _stride(self) -> dict[str, Any]:
         return {
-            "exact": plan.is_exact,
-            "exact_to": context.exact_to,
-            "decoder": plan.settings.decoder,
-            "seed": plan.seed,
+            "exact": self._plan.is_exact,
+            "exact_to": self._context.exact_to,
+            "decoder": self._plan.settings.decoder,
+            "seed": self._plan.seed,
             "forwards": self._forwards,
             "tokens_per_forward": self._tokens / self._forwards if self._forwards else 0.0,
         }

@@ -7,9 +7,11 @@ from stridelm.types import Block, RowKind, Stride
 
 ALTERNATIVES = 8
 """Likeliest tokens that are named at each emitted one."""
+Forward = dict[str, Any]
+"""What one forward pass ran, as a reply tells it."""
 
 
-def traced(stride: Stride, choice: int, vocabulary: Vocabulary) -> dict[str, Any]:
+def traced(stride: Stride, choice: int, vocabulary: Vocabulary) -> Forward:
     """One forward pass. Rows are numbered as they stand; a parent of -1 is the text that was read before."""
     assert stride.trace is not None
     block, kept = stride.trace.block, set(stride.trace.kept)
