@@ -11,7 +11,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from serving import CHAT, NotedGrammars, chat, chunks, make_app, make_context, refusal, serving, submitted
+from asking import CHAT, NotedGrammars, chat, chunks, make_app, make_context, refusal, serving, submitted
 from stridelm.api import LanguageModel
 from stridelm.engine.worker import Worker
 from stridelm.params import SamplingParams

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from serving import TEXT, chat, chunks, make_context, refusal, serving, submitted, text
+from asking import TEXT, chat, chunks, make_context, refusal, serving, submitted, text
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context

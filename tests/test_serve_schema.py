@@ -7,7 +7,7 @@ import orjson
 import pytest
 from starlette.testclient import TestClient
 
-from serving import CHAT, TEXT, chat, make_context, refusal, serving, text
+from asking import CHAT, TEXT, chat, make_context, refusal, serving, text
 from stridelm.api import LanguageModel
 from stridelm.serve.json_body import depth
 from stridelm.settings import LoadSettings

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from starlette.testclient import TestClient
 
-from serving import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, refusal, serving
+from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, refusal, serving
 from stridelm.api import LanguageModel
 from stridelm.serve.chat_schema import Function
 from stridelm.serve.settings import ServeSettings
