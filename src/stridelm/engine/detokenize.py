@@ -47,7 +47,7 @@ class TextStream:
             released, self._held = self._held[: min(ends)], ""
             self.stopped = True
             return released
-        keep = max((_overlap(self._held, stop) for stop in self.stop), default=0)
+        keep = max((overlap(self._held, stop) for stop in self.stop), default=0)
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return released
 
@@ -55,6 +55,6 @@ class TextStream:
         return self.tokenizer.decode(self._ids[start:end], skip_special_tokens=True)  # type: ignore[return-value]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest ending of `text` that begins `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-size:])), 0)

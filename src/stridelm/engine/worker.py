@@ -132,14 +132,14 @@ class Worker:
                 observer.strode(sequence, event)
         ending = "error" if isinstance(event, Exception) else event.finish_reason
         receive = self._receivers.pop(sequence) if ending else self._receivers[sequence]
+        if ending:  # before whoever asked is told, who may ask next what was counted
+            self._end(sequence, ending)
         try:
             receive(event)
         except Exception:  # whoever asked is gone, its event loop, too
             log.exception("a stride could not be delivered")
             if not ending:
                 self.cancel(sequence)
-        if ending:
-            self._end(sequence, ending)
 
     def _end(self, sequence: Sequence, ending: Ending) -> None:
         for observer in self._observers:

@@ -1,5 +1,22 @@
 """What the server refuses, in OpenAI's form."""
 
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from stridelm.engine.worker import EngineStopped
+from stridelm.params import InputError
+from stridelm.serve.json_body import JsonReply
+
+log = logging.getLogger(__name__)
+
+ErrorBody = dict[str, dict[str, str | int | None]]
+
 
 class ApiError(Exception):
     """Ends a request with a status and a message that may be shown: no paths, no addresses, nothing of the inside."""
@@ -11,6 +28,66 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
-    def body(self) -> dict[str, dict[str, str | int | None]]:
+    def body(self) -> ErrorBody:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told of a failure. What is not the client's doing goes to the log instead."""
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return _invalid(error)
+        case InputError():
+            return ApiError(400, str(error))
+        case EngineStopped():
+            return ApiError(503, "the engine has stopped: the server must be started anew")
+        case HTTPException():
+            return ApiError(error.status_code, error.detail)
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, "the server failed to answer: its log says why")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Let every failure of a request end in OpenAI's form."""
+    for kind in (ApiError, RequestValidationError, InputError, EngineStopped, HTTPException, Exception):
+        app.add_exception_handler(kind, _handle)
+
+
+async def _handle(_: Request, error: Exception) -> Response:
+    shown = as_api_error(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if shown.retry_after:
+        headers["Retry-After"] = str(shown.retry_after)
+    return JsonReply(shown.body(), shown.status, headers)
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The error that lies deepest in the body: a union reports what each of its members would have wanted."""
+    found = [(_path(each["loc"], error.body), each) for each in error.errors()]
+    if any(each["type"] == "json_invalid" for _, each in found):
+        return ApiError(400, f"the body is not JSON: {found[0][1]['ctx']['error']}")
+    path, first = max(found, key=lambda pair: len(pair[0]))
+    param = ".".join(path) or None
+    message = f"{param or 'the body'}: {first['msg']}"
+    return ApiError(400, message, param=param)
+
+
+def _path(location: Iterable[Any], body: object) -> list[str]:
+    """The place in the body that an error names, without the names of models and types that pydantic adds."""
+    path: list[str] = []
+    parts = list(location)[1:]  # the first says "body"
+    for index, part in enumerate(parts):
+        match body:
+            case dict() if part in body:
+                body = body[part]
+            case list() if isinstance(part, int) and part < len(body):
+                body = body[part]
+            case dict() if index == len(parts) - 1:
+                pass  # a field that is missing
+            case _:
+                continue
+        path.append(str(part))
+    return path

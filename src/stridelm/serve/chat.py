@@ -1,0 +1,177 @@
+"""/v1/chat/completions: a chat goes in, the assistant's message comes out."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from stridelm.serve.chat_schema import ChatRequest
+from stridelm.serve.context import Context
+from stridelm.serve.errors import ApiError
+from stridelm.serve.generation import Generation, check_queue
+from stridelm.serve.logprobs import chat_form, scored_stride
+from stridelm.serve.prompts import Prompts
+from stridelm.serve.reading import Answers
+from stridelm.serve.replies import Envelope, Report
+from stridelm.serve.respond import Reply, Strides, respond
+from stridelm.serve.tool_use import ToolUse, answer_grammar, tool_use
+from stridelm.serve.tools import Call, ToolFormat
+from stridelm.serve.trace import Forward, traced
+from stridelm.serve.vocabulary import Vocabulary
+from stridelm.types import Stride
+
+
+async def answer_chat(
+    http: Request, context: Context, prompts: Prompts, vocabulary: Vocabulary, request: ChatRequest
+) -> Response:
+    generation = Generation(context, request, request.alternatives)
+    asked, param = _most_tokens(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    use = tool_use(context.settings, prompts.talk, request)
+    prompt = await prompts.chat(
+        request.messages, use.shown if use else [], opens_turn=request.opens_turn, continues=request.continues
+    )
+    room = generation.room(prompts.checked(prompt, "messages"), asked, param)
+    start = await answer_grammar(context, request, use, vocabulary)
+    sequences = generation.sequences(prompt, room, start=start, stops=use.stops if use else ())
+    report = Report(context, request, generation.plan(sequences[0]), [prompt])
+    writer = ChatWriter(context, vocabulary, request, use, report)
+    check_queue(context, len(sequences), "n")
+    answers = Answers(context.worker, sequences)
+    return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
+
+
+def _most_tokens(request: ChatRequest) -> tuple[int | None, str]:
+    """How many tokens were asked for, and by which name."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = "max_tokens and max_completion_tokens say different things: give one"
+        raise ApiError(400, message, param="max_completion_tokens")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one stride adds to a message."""
+
+    text: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    trace: list[Forward] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text or self.calls or self.logprobs or self.trace or self.finish_reason)
+
+    def add(self, part: "_Part") -> None:
+        self.text += part.text
+        self.calls += part.calls
+        self.logprobs += part.logprobs
+        self.trace += part.trace
+        self.finish_reason = part.finish_reason
+
+
+class ChatWriter:
+    """The reply to one request."""
+
+    def __init__(
+        self,
+        context: Context,
+        vocabulary: Vocabulary,
+        request: ChatRequest,
+        use: ToolUse | None,
+        report: Report,
+    ) -> None:
+        self._vocabulary, self._request, self._use, self._report = vocabulary, request, use, report
+        self._readers = [use.reader() if use else None for _ in range(request.count)]
+        self._envelope = Envelope(context, "chat.completion.chunk" if request.stream else "chat.completion", "chatcmpl")
+
+    async def whole(self, strides: Strides) -> Reply:
+        messages = [_Part() for _ in self._readers]
+        async for index, stride in strides:
+            messages[index].add(self._part(index, stride))
+        trace = [forward for part in messages for forward in part.trace]
+        choices = [self._choice(index, part) for index, part in enumerate(messages)]
+        return self._envelope.around(choices, **self._report.whole(trace))
+
+    async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
+        unfinished, started = len(self._readers), set[int]()
+        async for index, stride in strides:
+            part = self._part(index, stride)
+            unfinished -= part.finish_reason is not None
+            if index not in started or not part.is_empty:
+                yield self._chunk(index, part, opens=index not in started, is_last=not unfinished)
+                started.add(index)
+        if self._request.includes_usage:
+            yield self._envelope.around([], usage=self._report.usage())
+
+    def _part(self, index: int, stride: Stride) -> _Part:
+        self._report.add(stride)
+        part = _Part(stride.text, finish_reason=stride.finish_reason)
+        if (alternatives := self._request.alternatives) is not None:
+            part.logprobs = chat_form(scored_stride(stride, alternatives), self._vocabulary)
+        if stride.trace is not None:
+            part.trace = [traced(stride, index, self._vocabulary)]
+        reader = self._readers[index]
+        if reader is not None:
+            self._read_calls(index, part)
+        return part
+
+    def _read_calls(self, index: int, part: _Part) -> None:
+        """Take the calls out of a part's text."""
+        reader, use = self._readers[index], self._use
+        assert reader is not None and use is not None
+        before = reader.calls
+        found = reader.push(part.text)
+        part.text = found.text
+        if part.finish_reason:
+            rest = reader.flush()
+            part.text += rest.text
+            found.calls += rest.calls
+            if reader.calls and part.finish_reason == "stop":
+                part.finish_reason = "tool_calls"
+        part.calls = [_call(before + number, call, use.form) for number, call in enumerate(found.calls)]
+
+    def _choice(self, index: int, part: _Part) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": part.text}
+        if part.calls:
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in part.calls]
+            message |= {"content": part.text or None, "tool_calls": calls}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(part),
+            "finish_reason": part.finish_reason,
+        }
+
+    def _chunk(self, index: int, part: _Part, *, opens: bool, is_last: bool) -> Reply:
+        delta: dict[str, Any] = {"role": "assistant"} if opens else {}
+        if part.text or opens:
+            delta["content"] = part.text
+        if part.calls:
+            delta["tool_calls"] = part.calls
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(part),
+            "finish_reason": part.finish_reason,
+        }
+        return self._envelope.around([choice], **self._report.chunk(part.trace, is_last=is_last))
+
+    def _logprobs(self, part: _Part) -> dict[str, Any] | None:
+        return {"content": part.logprobs} if self._request.logprobs else None
+
+
+def _call(index: int, call: Call, form: ToolFormat) -> dict[str, Any]:
+    return {
+        "index": index,
+        "id": form.id_prefix + secrets.token_hex(form.id_length)[: form.id_length],
+        "type": "function",
+        "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+    }

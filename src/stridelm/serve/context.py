@@ -1,0 +1,59 @@
+"""What every request is answered with: the model, its engine, what the operator chose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stridelm.api import LanguageModel
+from stridelm.contracts import Grammar
+from stridelm.engine.worker import Worker
+from stridelm.params import InputError
+from stridelm.serve.errors import ApiError
+from stridelm.serve.settings import ServeSettings
+
+Start = Callable[[], Grammar]
+"""Gives a grammar at its beginning, for one answer."""
+
+
+class Grammars(Protocol):
+    """Compiles grammars off the event loop. What cannot be compiled is an ApiError without a `param`."""
+
+    async def json_object(self) -> Start: ...
+
+    async def json_schema(self, schema: dict[str, Any]) -> Start: ...
+
+    async def lark(self, text: str) -> Start: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One served model."""
+
+    model: LanguageModel
+    worker: Worker
+    settings: ServeSettings
+    grammars: Grammars
+    name: str
+    """The model's name in requests and replies."""
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        return min(self.model.target.context_length, self.model.settings.cache_tokens)
+
+    @property
+    def exact_to(self) -> str:
+        """What a claim of exactness is with respect to, under the served name: the loaded one may be a path."""
+        return self._shown(self.model.target.description)
+
+    def refusal(self, error: InputError, param: str | None = None) -> ApiError:
+        return ApiError(400, self._shown(str(error)), param=param)
+
+    def check_model(self, name: str) -> None:
+        if name != self.name:
+            raise ApiError(
+                404, f"there is no model {name!r} here: this is {self.name}", param="model", code="model_not_found"
+            )
+
+    def _shown(self, text: str) -> str:
+        return text.replace(self.model.target.name, self.name)

@@ -1,0 +1,118 @@
+"""From a request to the sequences that the engine is to write."""
+
+import secrets
+from dataclasses import dataclass
+
+from stridelm.params import InputError, SamplingParams
+from stridelm.serve.context import Context, Start
+from stridelm.serve.errors import ApiError
+from stridelm.serve.schema import StrideOptions, TextRequest
+from stridelm.serve.trace import ALTERNATIVES
+from stridelm.settings import DecodeSettings
+from stridelm.types import Sequence
+
+_RETRY_SECONDS = 1
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that requests and SamplingParams call the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a request's answers are written: the same for all of them."""
+
+    settings: DecodeSettings
+    seed: int
+    is_exact: bool
+    """Whether the text is that of one-token-at-a-time decoding."""
+
+
+class Generation:
+    """Makes sequences for one request."""
+
+    def __init__(self, context: Context, request: TextRequest, alternatives: int | None) -> None:
+        """`alternatives`: how many likeliest tokens are to be reported; None: no logprobs at all."""
+        _check_limits(context, request)
+        self._context, self._request, self._alternatives = context, request, alternatives
+        # The choices share a seed: their noise differs by their number.
+        self.seed = secrets.randbits(53) if request.seed is None else request.seed
+        self.settings = _decode_settings(context, request.options)
+
+    def room(self, prompt: list[int], asked: int | None, param: str) -> int:
+        """How many tokens may be written: what was asked for, or what the context has left."""
+        left = self._context.room - len(prompt)
+        if asked is not None and asked > left:
+            message = f"{param} is {asked}, but behind the prompt's {len(prompt)} tokens there is room for {left}"
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+        return left if asked is None else asked
+
+    def sequences(
+        self, prompt: list[int], max_tokens: int, *, start: Start | None = None, stops: tuple[str, ...] = ()
+    ) -> list[Sequence]:
+        """The answers to one prompt. `stops` end them besides those of the request."""
+        params = self._params(max_tokens, stops)
+        made: list[Sequence] = []
+        for choice in range(self._request.count):
+            try:
+                sequence = self._context.model.sequence(list(prompt), params, self.settings)
+            except InputError as error:
+                param = "logit_bias" if str(error).startswith("logit_bias") else "stride"
+                raise self._context.refusal(error, param) from error
+            sequence.choice = choice
+            sequence.grammar = None if start is None else start()
+            sequence.is_traced = self._request.options.trace
+            sequence.alternatives = max(self._alternatives or 0, ALTERNATIVES if sequence.is_traced else 0)
+            made.append(sequence)
+        if self._alternatives is not None and not made[0].policy.exact:
+            message = f"logprobs: the decoder {self.settings.decoder} is not exact here, so it has no base logprobs"
+            raise ApiError(400, message, param="logprobs")
+        return made
+
+    def plan(self, sequence: Sequence) -> Plan:
+        """`sequence`: one of the answers."""
+        return Plan(self.settings, self.seed, self._context.model.is_exact(sequence, self.settings.decoder))
+
+    def _params(self, max_tokens: int, stops: tuple[str, ...]) -> SamplingParams:
+        request = self._request
+        given = {name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None}
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
+                seed=self.seed,
+                stop=(*request.stops, *stops),
+                **{"temperature": 1.0, **given},
+            )
+        except InputError as error:
+            name = str(error).split()[0]
+            raise self._context.refusal(error, name if name in given else None) from error
+
+
+def check_queue(context: Context, count: int, param: str) -> None:
+    """Refuse what would have to wait behind too many others."""
+    most = context.settings.max_queue
+    if count > most:
+        message = f"the request asks for {count} answers at once, but {most} may wait here"
+        raise ApiError(400, message, param=param)
+    if context.worker.waiting + count > most:
+        raise ApiError(429, "too many requests are waiting: come again", retry_after=_RETRY_SECONDS)
+
+
+def _check_limits(context: Context, request: TextRequest) -> None:
+    context.check_model(request.model)
+    settings = context.settings
+    if request.count > settings.max_n:
+        raise ApiError(400, f"n must be at most {settings.max_n} here, not {request.n}", param="n")
+    if len(request.stops) > settings.max_stop:
+        raise ApiError(400, f"stop: at most {settings.max_stop} strings are taken here", param="stop")
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options are for stream: true", param="stream_options")
+
+
+def _decode_settings(context: Context, options: StrideOptions) -> DecodeSettings:
+    try:
+        return context.model.check(DecodeSettings(**options.model_dump(exclude={"trace"})))
+    except InputError as error:
+        raise context.refusal(error, "stride") from error

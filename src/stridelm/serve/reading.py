@@ -1,0 +1,74 @@
+"""Several answers at once, read as they come, for as long as someone is there to read them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+from fastapi import Request
+
+from stridelm.engine.worker import Worker
+from stridelm.serve.answer import OpenAnswer
+from stridelm.serve.errors import ApiError
+from stridelm.types import Sequence, Stride
+
+T = TypeVar("T")
+_CLIENT_LEFT = 499
+
+
+class Answers:
+    """The open answers to one request. `close` them, whatever happens."""
+
+    def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
+        self._answers: list[OpenAnswer] = []
+        self._reading: dict[asyncio.Future[Stride], int] = {}
+        """Who waits for the next stride, with the number of the answer."""
+        try:
+            for sequence in sequences:
+                self._answers.append(OpenAnswer(worker, sequence))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
+        for answer in self._answers:
+            answer.close()
+
+    async def strides(self) -> AsyncIterator[tuple[int, Stride]]:
+        """Each stride with the number of its answer. Raises what any of them failed with."""
+        for index in range(len(self._answers)):
+            self._read_on(index)
+        while self._reading:
+            done, _ = await asyncio.wait(self._reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda task: self._reading[task]):
+                index, stride = self._reading.pop(task), task.result()
+                if stride.finish_reason is None:
+                    self._read_on(index)
+                yield index, stride
+
+    def _read_on(self, index: int) -> None:
+        task = asyncio.ensure_future(self._answers[index].__anext__())
+        # Several may fail at once; the first is told, the others are not worth a warning.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._reading[task] = index
+
+
+async def unless_left(request: Request, work: Awaitable[T]) -> T:
+    """What the work gives, unless the client leaves first."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(_CLIENT_LEFT, "the client has left")
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+async def _left(request: Request) -> None:
+    # The body was read: what can still come is the news that nobody listens.
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

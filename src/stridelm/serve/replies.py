@@ -1,0 +1,92 @@
+"""What replies hold besides the text: names, usage, how decoding went."""
+
+import secrets
+import time
+from collections import Counter
+from typing import Any
+
+from stridelm.serve.context import Context
+from stridelm.serve.generation import Plan
+from stridelm.serve.schema import TextRequest
+from stridelm.serve.trace import Forward
+from stridelm.types import Stride
+
+
+class Report:
+    """Counts over all answers to a request, and what a reply says of them."""
+
+    def __init__(self, context: Context, request: TextRequest, plan: Plan, prompts: list[list[int]]) -> None:
+        self._context, self._request, self._plan = context, request, plan
+        self._prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self._tokens = self._forwards = self._drafted = 0
+        self._steps: Counter[int] = Counter()
+        """How many of the passes that verified drafts accepted so many."""
+
+    def add(self, stride: Stride) -> None:
+        self._tokens += len(stride.tokens)
+        self._forwards += 1
+        if stride.drafted:
+            self._drafted += stride.drafted
+            self._steps[sum(source != "model" for source in stride.sources)] += 1
+
+    def whole(self, trace: list[Forward]) -> dict[str, Any]:
+        """What a reply says besides its choices. `trace`: of every forward, if that was asked for."""
+        stride = self._stride() | ({"trace": trace} if self._request.options.trace else {})
+        return {"usage": self.usage(), "metrics": self._metrics(), "stride": stride}
+
+    def chunk(self, trace: list[Forward], *, is_last: bool) -> dict[str, Any]:
+        """What a chunk says besides its choice. `trace`: of its own forward; `is_last`: no choice is unfinished."""
+        said: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
+        if stride := (self._stride() if is_last else {}) | ({"trace": trace} if trace else {}):
+            said["stride"] = stride
+        return said | ({"metrics": self._metrics()} if is_last else {})
+
+    def usage(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._tokens,
+            "total_tokens": self._prompt_tokens + self._tokens,
+        }
+
+    def _metrics(self) -> dict[str, Any]:
+        """In vLLM's form: the histogram's entry j counts the passes that accepted j drafts, the token that the model
+        adds is part of the mean length only. Without such passes there is nothing to take the mean of."""
+        steps = self._steps.total()
+        accepted = sum(count * times for count, times in self._steps.items())
+        most = max(self._steps, default=-1)
+        return {
+            "speculative_decoding": {
+                "mean_acceptance_length": 1 + accepted / steps if steps else None,
+                "draft_acceptance_rate": accepted / self._drafted if self._drafted else None,
+                "acceptance_histogram": [self._steps[count] for count in range(most + 1)],
+                "num_spec_steps": steps,
+                "num_draft_tokens": self._drafted,
+                "num_accepted_draft_tokens": accepted,
+            }
+        }
+
+    def _stride(self) -> dict[str, Any]:
+        return {
+            "exact": self._plan.is_exact,
+            "exact_to": self._context.exact_to,
+            "decoder": self._plan.settings.decoder,
+            "seed": self._plan.seed,
+            "forwards": self._forwards,
+            "tokens_per_forward": self._tokens / self._forwards if self._forwards else 0.0,
+        }
+
+
+class Envelope:
+    """What all chunks of one reply have in common."""
+
+    def __init__(self, context: Context, kind: str, prefix: str) -> None:
+        """`kind`: the reply's `object`; `prefix` begins its id."""
+        self._common = {
+            "id": f"{prefix}-{secrets.token_hex(16)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": context.name,
+        }
+
+    def around(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {**self._common, "choices": choices, **more}

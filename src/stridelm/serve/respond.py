@@ -1,0 +1,40 @@
+"""One reply, whole or in chunks, from answers in the making. Whatever happens, the answers are closed."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from stridelm.serve.json_body import JsonReply
+from stridelm.serve.reading import Answers, unless_left
+from stridelm.serve.settings import ServeSettings
+from stridelm.serve.sse import EventStream
+from stridelm.types import Stride
+
+Strides = AsyncIterator[tuple[int, Stride]]
+"""Strides, each with the number of its answer."""
+Reply = dict[str, Any]
+
+
+class Writer(Protocol):
+    """Makes a reply of strides."""
+
+    async def whole(self, strides: Strides) -> Reply: ...
+
+    def chunks(self, strides: Strides) -> AsyncIterator[Reply]: ...
+
+
+async def respond(
+    request: Request, answers: Answers, writer: Writer, settings: ServeSettings, *, streams: bool
+) -> Response:
+    try:
+        if not streams:
+            return JsonReply(await unless_left(request, writer.whole(answers.strides())))
+        chunks = writer.chunks(answers.strides())
+        # What fails before anything is written still has a status of its own.
+        first = await unless_left(request, anext(chunks))
+    except BaseException:
+        answers.close()
+        raise
+    return EventStream(first, chunks, answers.close, settings)

@@ -1,0 +1,71 @@
+"""The routes that answer with the model's text or tokens."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request
+from starlette.responses import Response
+
+from stridelm.serve.chat import answer_chat
+from stridelm.serve.chat_schema import ChatRequest
+from stridelm.serve.completions import answer_completion
+from stridelm.serve.context import Context
+from stridelm.serve.json_body import JsonReply, JsonRoute
+from stridelm.serve.prompts import Prompts
+from stridelm.serve.schema import ERRORS
+from stridelm.serve.text_schema import CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeRequest
+from stridelm.serve.tool_use import check_functions
+from stridelm.serve.vocabulary import Vocabulary
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer: whole, or with `stream` as server-sent events",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+def make_router(context: Context) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+    prompts = Prompts(context)
+    vocabulary = Vocabulary(context.model.target.tokenizer)
+
+    @router.post("/v1/chat/completions", responses=_TEXT, response_class=JsonReply)
+    async def chat_completions(http: Request, request: ChatRequest) -> Response:
+        return await answer_chat(http, context, prompts, vocabulary, request)
+
+    @router.post("/v1/completions", responses=_TEXT, response_class=JsonReply)
+    async def completions(http: Request, request: CompletionRequest) -> Response:
+        return await answer_completion(http, context, prompts, vocabulary, request)
+
+    @router.post("/tokenize", responses=ERRORS, response_class=JsonReply)
+    async def tokenize(request: Annotated[TokenizeRequest, Body()]) -> Response:
+        return await _tokenize(context, prompts, request)
+
+    @router.post("/detokenize", responses=ERRORS, response_class=JsonReply)
+    async def detokenize(request: DetokenizeRequest) -> Response:
+        if request.model is not None:
+            context.check_model(request.model)
+        prompts.check_known(request.tokens, "tokens")
+        return JsonReply({"prompt": context.model.target.tokenizer.decode(request.tokens)})
+
+    return router
+
+
+async def _tokenize(context: Context, prompts: Prompts, request: TokenizeRequest) -> Response:
+    if request.model is not None:
+        context.check_model(request.model)
+    if isinstance(request, TokenizeChat):
+        functions = [tool.function for tool in request.tools or ()]
+        check_functions(context.settings, functions)
+        ids = await prompts.chat(
+            request.messages,
+            functions,
+            opens_turn=request.add_generation_prompt,
+            continues=request.continue_final_message,
+            adds_special=request.add_special_tokens,
+        )
+    else:
+        ids = await prompts.text(request.prompt, adds_special=request.add_special_tokens)
+    names = context.model.target.tokenizer.convert_ids_to_tokens(ids) if request.return_token_strs else None
+    return JsonReply({"count": len(ids), "max_model_len": context.room, "tokens": ids, "token_strs": names})

@@ -1,0 +1,136 @@
+"""What both ways of asking for text take. Unknown fields are refused, and every number is bounded here already."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
+
+LARGEST_COUNT = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+TokenId = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+LARGEST_ALTERNATIVES = 20
+
+
+class Strict(BaseModel):
+    """Refuses unknown fields, other types than the stated ones, NaN and the infinities."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class StrideOptions(Strict):
+    """How several tokens per forward are found; what is left out is as in `stridelm generate`."""
+
+    decoder: Annotated[str, Field(json_schema_extra={"enum": list(DECODERS)})] = "auto"
+    """The decoder."""
+    k: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
+    """The most tokens that a drafter proposes in a row; static: tokens a pass."""
+    k_max: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
+    """adaptive: the most tokens a pass."""
+    threshold: Fraction | None = None
+    """adaptive: the confidence that every token of a run must have."""
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
+    nodes: Annotated[int, Field(ge=1, le=LARGEST_TREE)] | None = None
+    """The most proposed tokens, over all branches, that a pass verifies."""
+    trace: bool = False
+    """Report what every forward pass ran, what was accepted, and what else might have been said."""
+
+
+class StreamOptions(Strict):
+    """What a stream tells besides."""
+
+    include_usage: bool = False
+    """Count the tokens in a chunk of its own, the last one."""
+
+
+class TextRequest(Strict):
+    """The fields of every request for text. Null stands for a field that is left out."""
+
+    model: Annotated[str, Field(max_length=1024)]
+    """The served model's name."""
+    stream: bool | None = None
+    """Send the text as it is written, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """How many answers to write to each prompt (1)."""
+    stop: StopString | list[StopString] | None = None
+    """Strings that end the answer; they are not part of it."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Same seed, same text; left out, one is drawn, and the reply names it."""
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """0 takes the likeliest token; left out: 1, as OpenAI has it."""
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] | None = None
+    """Keep the smallest set of tokens that holds this much probability (1)."""
+    top_k: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
+    """Keep so many of the likeliest tokens (0: all)."""
+    min_p: Fraction | None = None
+    """Keep tokens at least this fraction as likely as the likeliest (0: all)."""
+    presence_penalty: Penalty | None = None
+    """Subtracted from the logits of tokens that the answer holds already (0)."""
+    frequency_penalty: Penalty | None = None
+    """Subtracted from a token's logit for every time the answer holds it (0)."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    """Makes tokens less likely that prompt or answer hold already (1: off)."""
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    """Token ids, as strings, and what is added to their logits."""
+    stride: StrideOptions | None = None
+    """StrideLM's own settings."""
+
+    @property
+    def count(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def options(self) -> StrideOptions:
+        return self.stride or StrideOptions()
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field of the request at fault."""
+    code: str | int | None
+
+
+class ErrorReply(BaseModel):
+    """Every refusal and failure."""
+
+    error: ErrorDetail
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply, "description": description}
+    for status, description in {
+        400: "The request cannot be answered: `param` names the field",
+        401: "The API key is missing or wrong",
+        404: "There is no such model",
+        413: "The request is too large",
+        429: "The queue is full: come again after `Retry-After` seconds",
+        503: "The server is about to stop, or its engine has",
+        "default": "Anything else",
+    }.items()
+}
+"""The replies that every route may give."""

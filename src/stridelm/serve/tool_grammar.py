@@ -1,0 +1,57 @@
+"""Grammars that make a model call functions, in the form that it knows."""
+
+import json
+from typing import Any
+
+from stridelm.serve.chat_schema import Function
+from stridelm.serve.tools import ToolFormat
+
+_NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+# Free white space would let a weak model write nothing else.
+_SPACING = {"x-guidance": {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}}
+
+
+def must_call(form: ToolFormat, functions: list[Function], *, many: bool, special: dict[str, int]) -> str:
+    """A Lark grammar of one call or more. `special`: the tokenizer's tokens that text is not cut into, by name."""
+    more = f"({_quoted(form.between)} call)*" if many and form.between else ""
+    begin = next((name for name in special if form.begin.startswith(name)), "")
+    opening = f"<[{special[begin]}]> " if begin else ""
+    rest = form.begin.removeprefix(begin)
+    start = f"start: {opening}{_literal(rest)}call {more} {_literal(form.end)}"
+    return "\n".join([start, f"call: {_literal(form.before)}body {_literal(form.after)}", *_bodies(form, functions)])
+
+
+def may_call(form: ToolFormat, functions: list[Function], *, many: bool) -> str:
+    """Text without a call, or text and then calls that keep to their schemas."""
+    opening = form.openings[0]
+    assert form.opens_anywhere and form.before.startswith(opening)
+    rest = form.before.removeprefix(opening)
+    more = f"({_quoted(form.between + opening)} call)*" if many else ""
+    return "\n".join(
+        [
+            f"start: TEXT | OPENED call {more}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*{opening}.*)/",
+            f"OPENED: TEXT {_quoted(opening)}",
+            f"call: {_literal(rest)}body {_literal(form.after)}",
+            *_bodies(form, functions),
+        ]
+    )
+
+
+def _bodies(form: ToolFormat, functions: list[Function]) -> list[str]:
+    """Each function's JSON is a rule of its own: a schema's references are looked up from its own root."""
+    lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
+    for index, function in enumerate(functions):
+        opening = '{"name": ' + json.dumps(function.name) + ', "' + form.arguments + '": '
+        schema = {**(function.parameters or _NO_ARGUMENTS), "type": "object", **_SPACING}
+        lines.append(f'body_{index}: {_quoted(opening)} arguments_{index} "}}"')
+        lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+    return lines
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _literal(text: str) -> str:
+    return f"{_quoted(text)} " if text else ""

@@ -1,0 +1,129 @@
+"""What a chat's request says of tools and of the answer's form: checked, and made a grammar where there is one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from stridelm.serve.chat_schema import ChatRequest, Function, NamedTool, ObjectFormat, SchemaFormat
+from stridelm.serve.context import Context, Start
+from stridelm.serve.errors import ApiError
+from stridelm.serve.json_body import depth
+from stridelm.serve.settings import ServeSettings
+from stridelm.serve.tool_grammar import may_call, must_call
+from stridelm.serve.tool_reader import CallReader
+from stridelm.serve.tools import ToolFormat, ToolTalk
+from stridelm.serve.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The functions that may be called in one answer."""
+
+    form: ToolFormat
+    shown: list[Function]
+    """What the model is told of."""
+    callable: list[Function]
+    """What it may call."""
+    is_forced: bool
+    many: bool
+    """Whether it may call more than once."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer: one call may be all."""
+        return () if self.many or self.is_forced or not self.form.opens_anywhere else (self.form.after.strip(),)
+
+    def reader(self) -> CallReader:
+        return CallReader(self.form, {function.name for function in self.callable}, many=self.many)
+
+
+def tool_use(settings: ServeSettings, talk: ToolTalk, request: ChatRequest) -> ToolUse | None:
+    """None: nothing can be called."""
+    functions = [tool.function for tool in request.tools or ()]
+    choice = request.tool_choice or "auto"
+    if not functions:
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if getattr(request, name) not in (None, "none"):
+                raise ApiError(400, f"{name} is for requests with tools", param=name)
+        return None
+    check_functions(settings, functions)
+    if choice == "none":
+        return None
+    if request.response_format is not None and request.response_format.type != "text":
+        message = "response_format: an answer that may be a call cannot have a form besides; leave one out"
+        raise ApiError(400, message, param="response_format")
+    if talk.format is None:
+        message = "tools: the model's chat template writes calls in a form that is not known here"
+        raise ApiError(400, message, param="tools")
+    named = _named(functions, choice) if isinstance(choice, NamedTool) else functions
+    many = request.parallel_tool_calls is not False and not isinstance(choice, NamedTool)
+    return ToolUse(talk.format, functions, named, choice != "auto", many)
+
+
+async def answer_grammar(
+    context: Context, request: ChatRequest, use: ToolUse | None, vocabulary: Vocabulary
+) -> Start | None:
+    """What the answer must keep to; None: nothing."""
+    if use is not None:
+        return await _call_grammar(context, use, vocabulary)
+    form = request.response_format
+    try:
+        match form:
+            case ObjectFormat():
+                return await context.grammars.json_object()
+            case SchemaFormat():
+                check_schemas(context.settings, [form.json_schema.schema_], "response_format")
+                return await context.grammars.json_schema(form.json_schema.schema_)
+    except ApiError as error:
+        error.param = error.param or "response_format"
+        raise
+    return None
+
+
+async def _call_grammar(context: Context, use: ToolUse, vocabulary: Vocabulary) -> Start | None:
+    if use.is_forced:
+        text = must_call(use.form, use.callable, many=use.many, special=vocabulary.special)
+    elif not any(function.strict for function in use.callable):
+        return None
+    elif not use.form.opens_anywhere:
+        message = 'tools: this model\'s form of calls cannot be made strict with tool_choice "auto"'
+        raise ApiError(400, message, param="tools")
+    else:
+        text = may_call(use.form, use.callable, many=use.many)
+    try:
+        return await context.grammars.lark(text)
+    except ApiError as error:
+        error.param = error.param or "tools"
+        raise
+
+
+def check_functions(settings: ServeSettings, functions: list[Function]) -> None:
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise ApiError(400, "tools: two functions have the same name", param="tools")
+    schemas = [function.parameters for function in functions if function.parameters is not None]
+    check_schemas(settings, schemas, "tools")
+    for schema in schemas:
+        if schema.get("type", "object") != "object":
+            raise ApiError(400, "tools: the parameters of a function must be of the type object", param="tools")
+
+
+def check_schemas(settings: ServeSettings, schemas: list[dict[str, Any]], param: str) -> None:
+    """Their depth first: what nests too deep cannot even be measured otherwise."""
+    if max((depth(schema) for schema in schemas), default=0) > settings.max_schema_depth:
+        message = f"{param}: schemas may nest {settings.max_schema_depth} deep at most"
+        raise ApiError(400, message, param=param)
+    try:
+        size = sum(len(orjson.dumps(schema)) for schema in schemas)
+    except orjson.JSONEncodeError as error:
+        raise ApiError(400, f"{param}: the schema cannot be read", param=param) from error
+    if size > settings.max_schema:
+        raise ApiError(400, f"{param}: schemas may have {settings.max_schema} bytes at most", param=param)
+
+
+def _named(functions: list[Function], choice: NamedTool) -> list[Function]:
+    found = [function for function in functions if function.name == choice.function.name]
+    if not found:
+        raise ApiError(400, f"tool_choice: there is no tool {choice.function.name}", param="tool_choice")
+    return found
