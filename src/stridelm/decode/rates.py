@@ -97,7 +97,7 @@ class Use:
 
 
 class Rest:
-    """Whether several tokens at a time pay at all, drafting and planning included. If not, decoding is plain for a while:
+    """Whether several tokens at a time pay at all, drafting and planning included. If not, decoding rests, plain:
     a batch that uses the machine up, or a text that nobody can foretell, is never slower than without us."""
 
     def __init__(self) -> None:
