@@ -234,6 +234,9 @@ class LanguageModel:
         )
         return settings
 
+    def warm_up(self) -> None:
+        """Make every decoder's policy once, so that nothing is loaded or measured during a request."""
+
     def _policy(self, settings: DecodeSettings) -> Policy:
         # One per settings: sequences that share a policy are drafted together. Strangers may ask for any settings, so
         # those that were not asked for lately are forgotten.

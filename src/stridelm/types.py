@@ -190,6 +190,8 @@ class Stats:
     first_token: float | None = None
     last_token: float | None = None
     prompt_tokens: int = 0
+    reused: int = 0
+    """Prompt tokens whose keys and values were in the cache already."""
     tokens: int = 0
     forwards: int = 0
     """Forward passes that emitted tokens: plain decoding has exactly one per token."""
@@ -280,6 +282,8 @@ class Stride:
     finish_reason: FinishReason | None = None
     alternatives: tuple[Alternatives, ...] = ()
     """Per token; only where the sequence asks for some."""
+    drafted: int = 0
+    """How many drafts the pass verified."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
 

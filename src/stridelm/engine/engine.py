@@ -63,7 +63,7 @@ class Engine:
     def _emit(
         self, batch: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
     ) -> list[tuple[Sequence, Stride]]:
-        strides = [self._advance(*each) for each in zip(batch, commits, strict=True)]
+        strides = [self._advance(*each) for each in zip(batch, blocks, commits, strict=True)]
         for policy, part in _policies(batch):
             policy.observe(batch[part], blocks[part], outputs[part], commits[part])
         for sequence in batch:
@@ -71,7 +71,7 @@ class Engine:
                 self.remove(sequence)
         return [(sequence, stride) for sequence, stride in zip(batch, strides, strict=True) if stride is not None]
 
-    def _advance(self, sequence: Sequence, commit: Commit) -> Stride | None:
+    def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | None:
         """Add a commit to its sequence; a stop string may end the answer within it."""
         stats = sequence.stats
         if not commit.tokens:
@@ -93,7 +93,12 @@ class Engine:
         stats.tokens += count
         stats.accepted += sum(source != "model" for source in commit.sources[:count])
         return Stride(
-            commit.tokens[:count], text, commit.sources[:count], commit.confidence[:count], sequence.finish_reason
+            commit.tokens[:count],
+            text,
+            commit.sources[:count],
+            commit.confidence[:count],
+            sequence.finish_reason,
+            drafted=len(block.tree),
         )
 
 

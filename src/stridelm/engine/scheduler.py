@@ -18,6 +18,8 @@ class Scheduler:
         self.cache = cache
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.most_sequences = MOST_SEQUENCES
+        self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
         if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
@@ -34,7 +36,7 @@ class Scheduler:
 
     def schedule(self) -> list[Sequence]:
         """Admit whom there is room for, then let everyone in who has rows to run."""
-        while self.waiting and len(self.running) < MOST_SEQUENCES:
+        while self.waiting and len(self.running) < self.most_sequences:
             free = self.cache.free_blocks
             if blocks_for(_most_tokens(self.waiting[0])) > free:
                 break
