@@ -122,6 +122,8 @@ def run(
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
         for sequence, stride in model.engine.step():
+            if isinstance(stride, Exception):
+                raise stride
             strides[sequence].append(stride)
         model.engine.forward.cache.check_integrity()
     assert model.engine.forward.cache.free_blocks == model.engine.forward.cache.block_count

@@ -128,7 +128,7 @@ def test_long_prompts_are_read_in_parts(language_model: LanguageModel, monkeypat
     texts = ["abc " * 40, "xyz " * 30, "short"]
     expected = [language_model.generate(text, SHORT).token_ids for text in texts]
     monkeypatch.setattr(scheduler, "PREFILL_ROWS", 50)
-    results = language_model.generate(texts, SHORT)
+    results = language_model.twin().generate(texts, SHORT)
     assert [result.token_ids for result in results] == expected
     assert results[0].stats.prefill_forwards >= 3
 
@@ -155,7 +155,7 @@ def test_a_step_that_fails_leaves_the_engine_usable(
 ) -> None:
     expected = language_model.generate("abc", SHORT).token_ids
     with monkeypatch.context() as patch:
-        patch.setattr(language_model.engine, "_keep", lambda *_: 1 / 0)
+        patch.setattr(language_model.engine, "_emit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             language_model.generate(["abc", "def"], SHORT)
     assert is_idle(language_model)
@@ -261,7 +261,7 @@ def test_a_failed_step_is_told_to_all_who_took_part(
     one, two = (language_model.stream(text, SHORT) for text in ("one", "two"))
     next(one)
     with monkeypatch.context() as patch:
-        patch.setattr(language_model.engine, "_keep", lambda *_: 1 / 0)
+        patch.setattr(language_model.engine, "_emit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             two.result()
     with pytest.raises(ZeroDivisionError):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fake_drafters import AlwaysRight, AlwaysWrong, FakeDrafter, SomewhereRight
 from reference import reference
+from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
@@ -166,7 +167,7 @@ def test_an_ensemble_writes_the_same_text_and_learns_whom_to_trust(
     sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length)
     language_model.engine.add(sequence)
     while sequence.finish_reason is None:
-        language_model.engine.step()
+        step_of(language_model.engine)
     assert sequence.output == expected
     assert calibration.accepted("boaster", 1.0, 1) < calibration.accepted("fake", 1.0, 1)
     if AlwaysRight in fakes:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
+from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
 from stridelm.decode.speculative import Speculative
@@ -124,7 +125,7 @@ def answers(
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
-        model.engine.step()
+        step_of(model.engine)
         model.engine.forward.cache.check_integrity()
     assert model.engine.forward.cache.free_blocks == model.engine.forward.cache.block_count, (
         "blocks were not given back"
@@ -240,7 +241,7 @@ def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
         )
         language_model.engine.add(sequence)
         while sequence.finish_reason is None:
-            language_model.engine.step()
+            step_of(language_model.engine)
         forwards[name] = sequence.stats.forwards
     tokens = len(expected[0])
     assert forwards == {"right": -(-tokens // 6), "wrong": tokens}  # five drafts and one token of the model's own
@@ -256,7 +257,7 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
         sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length, choice=choice)
         language_model.engine.add(sequence)
         while sequence.finish_reason is None:
-            language_model.engine.step()
+            step_of(language_model.engine)
         assert_same(f"choice {choice}", reference(oracle, ids, params, frozenset(), choice=choice), sequence.output)
         texts.append(sequence.output)
     assert texts[0] == texts[2] != texts[1]

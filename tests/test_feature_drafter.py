@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from reference import NEAR_TIE, first_departure, reference
+from stepping import step_of
 from stridelm.contracts import Drafter, Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
@@ -61,6 +62,7 @@ class ReadsHiddenStates:
 
     name = "hidden states"
     layers: tuple[int, ...] = STATES
+    reads_whole_texts = True
     kept: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     finished: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     branches: list[tuple[list[int], dict[int, torch.Tensor]]] = field(default_factory=list)
@@ -108,6 +110,7 @@ class ReadsKeysAndValues:
     network: Any
     name = "keys and values"
     layers = ()
+    reads_whole_texts = False
     looked: int = 0
     scattered: int = 0
     """How often a text's blocks did not lie in one run."""
@@ -179,7 +182,7 @@ class Bench:
         for sequence in sequences:
             self.engine.add(sequence)
         while any(sequence.finish_reason is None for sequence in sequences):
-            self.engine.step()
+            step_of(self.engine)
             self.cache.check_integrity()
         for ids, sequence in zip(prompts, sequences, strict=True):
             expected = reference(self.network, ids, params, frozenset())

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import stridelm
 from command_line import Call, assert_refused
 from reference import reference
+from stepping import step_of
 from stridelm import DecodeSettings, InputError, LoadSettings
 from stridelm.api import LanguageModel
 from stridelm.decode.planned import Planned
@@ -235,7 +236,7 @@ def run(
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
-        model.engine.step()
+        step_of(model.engine)
     for ids, sequence in zip(prompts, sequences, strict=True):
         expected = reference(plain_network(checkpoint.name), ids, params, frozenset())
         assert sequence.output == [decision.token for decision in expected]

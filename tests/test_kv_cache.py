@@ -39,6 +39,7 @@ class CacheMachine(RuleBasedStateMachine):
         super().__init__()
         self.cache = KVCache(24 * BLOCK_SIZE)
         self.expected: dict[Table, list[int]] = {}
+        self.published: list[list[int]] = []
         self.next = 0
 
     def fresh(self, count: int) -> list[int]:
@@ -74,17 +75,44 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         table = self.pick(data)
-        length = data.draw(st.integers(0, table.length))
+        length = data.draw(st.integers(table.published * BLOCK_SIZE, table.length))
         self.cache.truncate(table, length)
         del self.expected[table][length:]
 
     @precondition(lambda self: self.expected)
-    @rule(data=st.data(), reserve=st.integers(0, 40))
-    def fork(self, data: st.DataObject, reserve: int) -> None:
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        """What the cache knows is remembered here for good, the cache may forget it."""
         table = self.pick(data)
-        length = data.draw(st.integers(0, table.length))
+        self.cache.publish(table, self.expected[table])
+        self.published.append(list(self.expected[table]))
+
+    @precondition(lambda self: self.published)
+    @rule(data=st.data(), reserve=st.integers(0, 40), further=st.integers(0, 20))
+    def adopt(self, data: st.DataObject, reserve: int, further: int) -> None:
+        """A text that begins as an earlier one did: whatever part of it is known has the right content."""
+        text = data.draw(st.sampled_from(self.published))
+        text = text[: data.draw(st.integers(0, len(text)))] + self.fresh(further)
         with contextlib.suppress(CacheFull):
-            self.expected[self.cache.fork(table, length, reserve)] = self.expected[table][:length]
+            table = self.cache.adopt(text, reserve)
+            assert table.length % BLOCK_SIZE == 0 and table.length < max(1, len(text))
+            assert table.capacity >= reserve
+            self.expected[table] = text[: table.length]
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data(), tokens=st.integers(1, 90))
+    def grant(self, data: st.DataObject, tokens: int) -> None:
+        table = self.pick(data)
+        with contextlib.suppress(CacheFull):
+            self.cache.grant(table, tokens)
+            self.cache.give_back(table)
+            assert table.capacity >= tokens
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        table, free = self.pick(data), self.cache.free_blocks
+        assert self.cache.give_back(table) == self.cache.free_blocks - free
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())
@@ -112,18 +140,81 @@ TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_a_fork_writes_into_blocks_of_its_own() -> None:
-    cache = KVCache(8 * BLOCK_SIZE)
-    first = cache.open()
-    write(cache, first, list(range(20)))
-    cache.keep(first, range(20))
-    second = cache.fork(first, 20)
-    assert second.blocks == first.blocks
+def text_in(cache: KVCache, values: list[int]) -> Table:
+    """A table that holds these values, and is known for them."""
+    table = cache.open()
+    write(cache, table, values)
+    cache.keep(table, range(len(values)))
+    cache.publish(table, values)
+    return table
+
+
+def test_what_is_known_is_copied_into_a_run_while_there_is_room() -> None:
+    cache = KVCache(16 * BLOCK_SIZE)
+    text = list(range(40))
+    first = text_in(cache, text)
+    second = cache.adopt(text, reserve=60)
+    assert second.length == 32 and second.is_run
+    assert not set(second.blocks) & set(first.blocks)
+    assert content(cache, second, 1) == text[:32]
+
+
+def test_what_is_known_is_shared_where_room_is_scarce() -> None:
+    cache = KVCache(6 * BLOCK_SIZE)
+    text = list(range(40))
+    first = text_in(cache, text)
+    second = cache.adopt(text, reserve=60)
+    assert second.blocks[:2] == first.blocks[:2] and second.blocks[2:] != first.blocks[2:]
+    assert cache.free_blocks == 6 - 3 - 2
     write(cache, second, [77])
     cache.keep(second, [0])
-    assert second.blocks[0] == first.blocks[0] and second.blocks[1] != first.blocks[1]
-    assert content(cache, first, 0) == list(range(20))
-    assert content(cache, second, 0) == [*range(20), 77]
+    cache.check_integrity()
+    assert content(cache, first, 0) == text
+    assert content(cache, second, 0) == [*text[:32], 77]
+
+
+def test_a_text_of_whole_blocks_leaves_a_row_to_run() -> None:
+    cache = KVCache(8 * BLOCK_SIZE)
+    text = list(range(2 * BLOCK_SIZE))
+    text_in(cache, text)
+    assert cache.adopt(text).length == BLOCK_SIZE
+    assert cache.adopt([*text, 7]).length == 2 * BLOCK_SIZE
+    assert cache.adopt([]).length == 0
+
+
+def test_what_nobody_holds_is_known_until_its_room_is_needed_the_oldest_first() -> None:
+    cache = KVCache(4 * BLOCK_SIZE)
+    old, new = list(range(100, 117)), list(range(200, 217))
+    for text in (old, new):
+        cache.free(text_in(cache, text))
+    assert cache.free_blocks == 4
+    for text in (old, new, old):  # looked at last: the old one
+        table = cache.adopt(text)
+        assert table.length == BLOCK_SIZE
+        cache.free(table)
+    holder = cache.open(reserve=3 * BLOCK_SIZE)
+    table = cache.adopt(old)
+    assert table.length == BLOCK_SIZE
+    cache.free(table)
+    assert cache.adopt(new).length == 0
+    cache.free(holder)
+
+
+def test_the_same_text_behind_another_one_is_another_text() -> None:
+    cache = KVCache(12 * BLOCK_SIZE)
+    same = [7] * BLOCK_SIZE
+    text_in(cache, [*range(BLOCK_SIZE), *same, 1])
+    assert cache.adopt([*same, 1]).length == 0
+
+
+def test_a_granted_block_is_not_taken_back_before_the_step() -> None:
+    cache = KVCache(8 * BLOCK_SIZE)
+    table = cache.open(reserve=6 * BLOCK_SIZE)
+    cache.grant(table, 2 * BLOCK_SIZE)
+    assert cache.give_back(table) == 4
+    write(cache, table, list(range(20)))
+    cache.keep(table, [0])
+    assert len(table.blocks) == 1
 
 
 def test_reserved_blocks_lie_in_one_run_and_are_read_without_a_copy() -> None:

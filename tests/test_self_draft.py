@@ -11,6 +11,7 @@ import torch
 
 import stridelm
 from reference import gumbel, kept, mask_row_outputs, penalised, reference
+from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.decode.autoregressive import Autoregressive
@@ -95,7 +96,7 @@ def test_the_masks_that_drafts_come_from_are_those_of_a_naive_forward(
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
-        model.engine.step()
+        step_of(model.engine)
         model.engine.forward.cache.check_integrity()
     assert [sequence.output for sequence in sequences] == known
     assert drafter.looked_at.total() > 15
@@ -270,7 +271,7 @@ def test_a_prompt_is_read_without_masks_and_the_last_tokens_are_written_without(
         assert (result.stats.tokens, result.stats.drafted) == (max_tokens, 0)
     assert not any(len(rows.mask_rows_M) for rows in seen)
     seen.clear()
-    model.generate("b" * 60, SamplingParams(max_tokens=3), decoder="self", raw=True)
+    model.generate("c" * 60, SamplingParams(max_tokens=3), decoder="self", raw=True)
     # 16 + 16 + 16 + 12 rows of the prompt: masks behind the last part, none once a single token is left.
     assert [len(rows.mask_rows_M) > 0 for rows in seen][:4] == [False, False, False, True]
     assert not len(seen[-1].mask_rows_M)

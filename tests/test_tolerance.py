@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import reference
 from fake_drafters import AlwaysWrong, SomewhereRight
+from stepping import step_of
 from stridelm import SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.decode.autoregressive import Autoregressive, decide
@@ -208,7 +209,7 @@ def test_whole_answers(temperature: float, language_model: LanguageModel, tiny_f
             sequence = Sequence(list(ids), params, policy, frozenset(), 512)
             language_model.engine.add(sequence)
             while sequence.finish_reason is None:
-                language_model.engine.step()
+                step_of(language_model.engine)
             forwards[drafter.__name__, tolerance] = sequence.stats.forwards
             assert (len(sequence.output), policy.exact) == (30, tolerance == 0)
             assert tolerance or reference.first_departure(expected, sequence.output) is None

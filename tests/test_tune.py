@@ -182,7 +182,7 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
 def test_refused_before_anything_is_loaded(
     arguments: str, tune: Call, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("stridelm.api.load_checkpoint")
+    monkeypatch.delattr("stridelm.model.converted.load_checkpoint")
     given = arguments.format(prompts=prompts).split()
     assert_refused(tune("--out", tmp_path / "tuned", *given), *BAD_OPTIONS[arguments])
     assert not (tmp_path / "tuned").exists()

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stridelm.api import adapter_folder
 from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import load_converted
+from stridelm.model.converted import adapter_folder, load_converted
 from stridelm.model.draft_layers import load_layers
 from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint

@@ -6,16 +6,17 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
 
 from stridelm.contracts import Policy
+from stridelm.decode.scoring import Scoring
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
-from stridelm.model import builtin
+from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import load_converted
+from stridelm.model.converted import adapter_folder, load_converted
 from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.forward import TorchForward
@@ -23,13 +24,14 @@ from stridelm.model.gated import Gate, attach
 from stridelm.model.heads import Heads, heads_for, load_heads
 from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint
-from stridelm.model.mask_token import names_mask_token
 from stridelm.params import InputError, SamplingParams
-from stridelm.settings import AUTO, DEFAULT_MODEL, NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
+from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import Result, Sequence, Stats, Stride
 
 _GREEDY = SamplingParams()
 _MOST_POLICIES = 64
+_SHARED_PREFILL_ROWS = 64
+"""Rows of prompts in a step in which others write, on a machine where every row costs."""
 
 
 def load(
@@ -59,28 +61,6 @@ def load(
     return LanguageModel(target, draft, settings, gate, given)
 
 
-def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
-    """The folder of the adapter to load with a model; None if there is none."""
-    if adapter is None:
-        return builtin.builtin_adapter() if model == builtin.NAME else None
-    return None if adapter == NO_ADAPTER else Path(adapter)
-
-
-def may_have_masks(model: str, adapter: str | Path | None) -> bool:
-    """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
-    if adapter_folder(model, adapter) is not None:
-        return True
-    folder = Path(model)
-    if model != builtin.NAME and model and folder.is_dir():
-        return names_mask_token(folder)
-    return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
-
-
-def may_have_heads(model: str, heads: str | Path | None) -> bool:
-    """Whether the decoder `heads` will find any."""
-    return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)
-
-
 class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
@@ -103,6 +83,7 @@ class LanguageModel:
         load_own_draft = own_draft_loader(target, settings.cache_tokens)
         self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward, heads, load_own_draft)
         self._policies: dict[DecodeSettings, Policy] = {}
+        self._scoring = Scoring()
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
         """Strides that were made and not asked for yet, of every answer that is not read to its end."""
@@ -136,6 +117,21 @@ class LanguageModel:
             self.engine.add(sequence)
             self._strides[sequence] = deque()
         return Answer(self, sequence, settings)
+
+    def warm_up(self) -> None:
+        """Make every decoder once that this model has: nothing is loaded or measured later, while others wait."""
+        for name in DECODERS:
+            with suppress(InputError):
+                self._policy(self.check(name))
+        # Where rows are nearly free, reading a prompt holds nobody up.
+        self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._loaded.is_wide else _SHARED_PREFILL_ROWS
+
+    def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
+        """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
+        and what else was. All of the text is read anew."""
+        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, self.target.context_length)
+        sequence.alternatives = alternatives
+        return sequence
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
         """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
@@ -234,9 +230,6 @@ class LanguageModel:
         )
         return settings
 
-    def warm_up(self) -> None:
-        """Make every decoder's policy once, so that nothing is loaded or measured during a request."""
-
     def _policy(self, settings: DecodeSettings) -> Policy:
         # One per settings: sequences that share a policy are drafted together. Strangers may ask for any settings, so
         # those that were not asked for lately are forgotten.
@@ -276,8 +269,12 @@ class LanguageModel:
 
     def _step(self) -> None:
         try:
-            for owner, stride in self.engine.step():
-                self._strides[owner].append(stride)
+            for owner, event in self.engine.step():
+                if isinstance(event, Stride):
+                    self._strides[owner].append(event)
+                else:
+                    del self._strides[owner]
+                    self._failures[owner] = event
         except BaseException as error:
             # The step was everyone's: all that were not finished have failed, and each is told when it asks.
             self.engine.reset()

@@ -35,6 +35,9 @@ class Drafter(Protocol):
     layers: tuple[int, ...]
     """The layers of the target whose inputs it wants to see in `observe`; empty for most. The target's number of layers
     stands for its output head, whose input lies behind the last norm."""
+    reads_whole_texts: bool
+    """Whether it must see every token of a text in `observe`. If not, a text may begin with what the cache has kept of
+    another one, and its first tokens are never run."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
 
@@ -46,7 +49,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence has ended: forget it."""
+        """The sequence has ended, or is read again from its start: forget it."""
         ...
 
 
@@ -54,10 +57,16 @@ class Policy(Protocol):
     """Decides the rows of a step and which of its tokens stand."""
 
     exact: bool
+    needed_rows: int
+    """Rows beyond the pending ones that a step must have room for, as far as the answer may still grow."""
     spare_rows: int
-    """Rows that a step may need beyond the tokens that the text may still grow to."""
+    """Rows beyond the pending ones that a step can use if there is room for them."""
+    reads_whole_texts: bool
+    """Whether one of its drafters must see every token of a text."""
 
-    def plan(self, sequences: list[Sequence]) -> list[Block]: ...
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
+        """`others`: rows that the step has besides those of these sequences."""
+        ...
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         """`outputs` holds, per sequence, what the model says of its block's wanted rows."""

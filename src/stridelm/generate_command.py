@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.progress import track
 
 import stridelm
-from stridelm.api import LanguageModel, Prompt, may_have_heads, may_have_masks
+from stridelm.api import LanguageModel, Prompt
+from stridelm.model.converted import may_have_heads, may_have_masks
 from stridelm.model.draft_source import own_draft
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import read_profile

@@ -38,11 +38,12 @@ def make_block(
     masks: int = 0,
     defers_masks: bool = False,
     reads_logits: bool = True,
+    reads_all: bool = False,
     layers: tuple[int, ...] = (),
 ) -> Block:
     """A chain of pending tokens, a tree off its last one, and so many masks off each anchor: ROOT or a tree's node.
 
-    Wanted are the logits of the last pending row, of every draft and of every mask.
+    Wanted are the logits of the last pending row (`reads_all`: of every pending row), of every draft and every mask.
     """
     assert len(pending) > 0, "a block needs a pending row for its tree to hang off"
     assert masks > 0 or not anchors, "a chain needs a mask"
@@ -56,7 +57,7 @@ def make_block(
         tokens=(*pending, *tree.tokens, *(0,) * (total - real)),
         parents=tuple(parents),
         kinds=(RowKind.REAL,) * real + (RowKind.MASK,) * (total - real),
-        wanted=tuple(range(count - 1, total)) if reads_logits else (),
+        wanted=tuple(range(0 if reads_all else count - 1, total)) if reads_logits else (),
         pending=count,
         tree=tree,
         mask_anchors=tuple(anchors),

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from stridelm.params import InputError, SamplingParams
-from stridelm.types import Sequence
+from stridelm.types import Alternatives, Sequence
 
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -137,9 +137,21 @@ def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def confidence(logits_WV: torch.Tensor, tokens: Items[int]) -> tuple[float, ...]:
-    """The model's own probability of each row's token: no temperature, filter or penalty."""
+    """The model's own probability of each row's token: no temperature, filter or penalty. In double precision: the
+    logarithm of one that float32 would round to 0 is still right."""
     token_W1 = torch.tensor(tokens, device=logits_WV.device).unsqueeze(1)
-    return tuple(logits_WV.log_softmax(dim=-1).gather(1, token_W1).squeeze(1).exp().tolist())
+    return tuple(logits_WV.log_softmax(dim=-1).gather(1, token_W1).squeeze(1).double().exp().tolist())
+
+
+def likeliest(logits_WV: torch.Tensor, count: int) -> tuple[Alternatives, ...]:
+    """Each row's so many likeliest tokens by the model's own probability, best first."""
+    if not count:
+        return ()
+    best = logits_WV.log_softmax(dim=-1).topk(min(count, logits_WV.shape[1]))
+    return tuple(
+        tuple(zip(tokens, probabilities, strict=True))
+        for tokens, probabilities in zip(best.indices.tolist(), best.values.double().exp().tolist(), strict=True)
+    )
 
 
 def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.device | str = "cpu") -> torch.Tensor:

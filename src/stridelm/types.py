@@ -239,14 +239,14 @@ class Sequence:
     """So many of the likeliest tokens are reported at every place."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
-    shares_prefix: bool = True
-    """Whether it may start from keys and values that another text left in the cache."""
     prompt_length: int = field(init=False)
     seed: int = field(init=False)
     cached: int = 0
     """How many of the tokens are in the KV cache; the rest are pending."""
     allowance: int = 0
     """How many pending rows the scheduler lets into this step."""
+    arrival: int = 0
+    """Its place in the order in which sequences came."""
     is_held: bool = False
     """Left out of steps for now: nobody reads what it writes."""
     table: Table | None = None

@@ -9,8 +9,8 @@ from stridelm.decode.autoregressive import ending, finite, next_block, reads_on
 from stridelm.draft.block import read_chain
 from stridelm.layout import make_block
 from stridelm.model.gated import Gate
-from stridelm.sampling import confidence, drawer
-from stridelm.types import ROOT, Block, Commit, Output, Sequence
+from stridelm.sampling import confidence, drawer, likeliest
+from stridelm.types import ROOT, Alternatives, Block, Commit, Output, Sequence
 
 SOURCE = "mask"
 
@@ -22,15 +22,16 @@ class Adaptive:
     """
 
     exact = False
-    spare_rows = 0  # a mask stands for a token that the answer may still have, and so for a row that is reserved
+    spare_rows = 0
+    reads_whole_texts = False
 
     def __init__(self, k_max: int, threshold: float, gate: Gate) -> None:
         """Up to `k_max` tokens a pass, as long as each is at least so likely; a threshold of 0 takes all."""
-        self.masks = k_max - 1
+        self.masks = self.needed_rows = k_max - 1  # fewer masks would be another text
         self.threshold = threshold
         self.gate = gate
 
-    def plan(self, sequences: list[Sequence]) -> list[Block]:
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [self._block(sequence) for sequence in sequences]
 
     def _block(self, sequence: Sequence) -> Block:
@@ -53,6 +54,7 @@ class Adaptive:
             sources=("model", *(SOURCE,) * (len(tokens) - 1)),
             confidence=probabilities,
             finish_reason=ending(sequence, tokens),
+            alternatives=self._alternatives(sequence, block, output, len(tokens)),
         )
 
     def _leading_run(self, sequence: Sequence, block: Block, output: Output) -> list[tuple[int, float]]:
@@ -67,6 +69,11 @@ class Adaptive:
             if not is_confident or token in sequence.eos_ids:
                 break
         return run
+
+    def _alternatives(self, sequence: Sequence, block: Block, output: Output, count: int) -> tuple[Alternatives, ...]:
+        """What the last pending row and the masks might have said by themselves, before the sequential head."""
+        rows = [0, *range(block.mask_outputs(ROOT).start, block.mask_outputs(ROOT).stop)] if block.masks else [0]
+        return likeliest(output.logits_WV[rows[:count]], sequence.alternatives)
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from stridelm.layout import make_block
 from stridelm.params import InputError
-from stridelm.sampling import confidence, drawer
+from stridelm.sampling import confidence, drawer, likeliest
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
 from stridelm.verify import proposals, walk
 
@@ -15,9 +15,10 @@ class Autoregressive:
     """The pending rows and nothing else."""
 
     exact = True
-    spare_rows = 0
+    needed_rows = spare_rows = 0
+    reads_whole_texts = False
 
-    def plan(self, sequences: list[Sequence]) -> list[Block]:
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [next_block(sequence) for sequence in sequences]
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
@@ -85,13 +86,14 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
     path, emitted = walk(tree, lambda node, before: draw(node + 1, before, proposals(tree, node)), sequence.tokens)
     tokens = tuple(until_end(emitted, sequence.eos_ids))
     accepted = path[: len(tokens)]
-    probabilities = confidence(logits_WV[[0, *(node + 1 for node in accepted)]], tokens)
+    drawn_WV = logits_WV[[0, *(node + 1 for node in accepted)]][: len(tokens)]
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
         tokens=tokens,
         sources=(*(tree.sources[node] for node in accepted), "model")[: len(tokens)],
-        confidence=finite(probabilities),
+        confidence=finite(confidence(drawn_WV, tokens)),
         finish_reason=ending(sequence, tokens),
+        alternatives=likeliest(drawn_WV, sequence.alternatives),
     )
 
 

@@ -65,6 +65,8 @@ class Planned:
         self.nodes, self.tolerance = nodes, tolerance
         self.longest = k - 1 if masks is not None else 0
         self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
+        self.needed_rows = 0
+        self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
         self.spare_rows = nodes + _MOST_ANCHORS * self.longest
         self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
         self.calibrations = {is_sampled: Calibration() for is_sampled in (False, True)}
@@ -76,11 +78,11 @@ class Planned:
         self._level_seconds = 0.0
         self._states: dict[Sequence, _State] = {}
 
-    def plan(self, sequences: list[Sequence]) -> list[Block]:
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         started = time.perf_counter()
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
         trees = self._draft(ready)
-        total = sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
+        total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
         for sequence in sequences:
             if sequence not in trees:

@@ -2,20 +2,23 @@
 
 from stridelm.contracts import Drafter
 from stridelm.decode.autoregressive import decide_all, next_block, reads_on
+from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
 
 class Speculative:
     """Any drafter's trees, verified."""
 
-    spare_rows = 0
+    needed_rows = 0
+    spare_rows = LARGEST_K
 
     def __init__(self, drafter: Drafter, tolerance: float = 0.0) -> None:
         self.drafter = drafter
         self.tolerance = tolerance
         self.exact = tolerance == 0
+        self.reads_whole_texts = drafter.reads_whole_texts
 
-    def plan(self, sequences: list[Sequence]) -> list[Block]:
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
         trees = dict(zip(ready, self.drafter.propose(ready), strict=True)) if ready else {}
         return [

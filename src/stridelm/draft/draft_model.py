@@ -10,7 +10,7 @@ import torch
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import Table
+from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
 from stridelm.sampling import perturbed_scores
 from stridelm.types import Block, Commit, DraftTree, Output, Sequence
 
@@ -45,6 +45,7 @@ class ModelDrafter:
 
     name = "draft"
     layers = ()
+    reads_whole_texts = False
 
     def __init__(
         self, k: int, forward: TorchForward, context_length: int, vocabulary: int, target_vocabulary: int
@@ -59,10 +60,9 @@ class ModelDrafter:
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
         for sequence in sequences:
             if sequence not in self._drafts:
-                reserve = len(sequence.tokens) + sequence.room
-                self._drafts[sequence] = _Draft(self.forward.cache.open(reserve))
+                self._drafts[sequence] = _Draft(self._table(sequence))
             self._drafts[sequence].begin(sequence.tokens)
-        ready = self._catch_up([sequence for sequence in sequences if self._can_read(sequence)])
+        ready = self._catch_up([each for each in sequences if self._can_read(each) and self._has_room(each)])
         for count in range(self.k):
             self._extend([sequence for sequence in ready if self._may_draft(sequence, count)])
         drafts = [self._drafts[sequence] for sequence in sequences]
@@ -71,10 +71,24 @@ class ModelDrafter:
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
 
+    def _table(self, sequence: Sequence) -> Table:
+        """With room set aside for the whole text, in one run, where the cache has plenty."""
+        cache, reserve = self.forward.cache, len(sequence.tokens) + sequence.room
+        return cache.open(reserve if 2 * reserve <= cache.free_blocks * BLOCK_SIZE else 0)
+
     def _can_read(self, sequence: Sequence) -> bool:
         """Whether the draft model's context and embedding have a place for all that it has not read."""
         draft = self._drafts[sequence]
         return len(draft.tokens) < self.context_length and max(draft.unread) < self.vocabulary
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the draft model's cache takes the text and a draft. Where it does not, nothing is drafted."""
+        draft = self._drafts[sequence]
+        try:
+            self.forward.cache.grant(draft.table, len(draft.tokens) + min(self.k, sequence.room))
+        except CacheFull:
+            return False
+        return True
 
     def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
         """Read parts of long prompts, as far as a step's rows go; returns who has at most that left to read."""

@@ -18,6 +18,7 @@ class HeadsDrafter:
     """Proposes what heads say of the row that gave the newest token; the first of them speaks of the token after."""
 
     name = "heads"
+    reads_whole_texts = False
 
     def __init__(self, heads: Heads, score: Scorer, *, layers: int, k: int, branches: int) -> None:
         """`layers`: how many the target has; `k` - 1 heads are asked, `branches` tokens of each at most."""

@@ -29,6 +29,7 @@ class NgramDrafter:
 
     name = "ngram"
     layers = ()
+    reads_whole_texts = False
 
     def __init__(self, k: int) -> None:
         self.k = k

@@ -1,6 +1,7 @@
 """The engine: `step` is the architecture. It speaks token ids; text is made at its edge, for stops and strides."""
 
 import time
+from dataclasses import dataclass
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -11,7 +12,7 @@ from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.types import Block, Commit, Output, Sequence, Stride
+from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
 
 
 class Engine:
@@ -38,45 +39,101 @@ class Engine:
         for sequence in list(self._texts):
             self.remove(sequence)
 
-    def step(self) -> list[tuple[Sequence, Stride]]:
-        """One forward pass; returns what it added to each answer. Prompts still being read add nothing."""
+    def step(self) -> list[tuple[Sequence, Stride | Exception]]:
+        """One forward pass; returns what it added to each answer, or what an answer failed with. Prompts still being
+        read add nothing."""
         batch = self.scheduler.schedule()
         if not batch:
             return []
-        blocks = [block for policy, part in _policies(batch) for block in policy.plan(batch[part])]
-        outputs = self.forward(lay_out(blocks), [cast(Table, sequence.table) for sequence in batch])
-        commits = [
-            commit
-            for policy, part in _policies(batch)
-            for commit in policy.commit(batch[part], blocks[part], outputs[part])
-        ]
-        self._keep(batch, blocks, commits)
-        return self._emit(batch, blocks, outputs, commits)
+        step = self._decide(batch)
+        return self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
 
-    def _keep(self, batch: list[Sequence], blocks: list[Block], commits: list[Commit]) -> None:
-        for sequence, block, commit in zip(batch, blocks, commits, strict=True):
-            self.forward.cache.keep(cast(Table, sequence.table), commit.kept)
-            sequence.cached += len(commit.kept)
-            sequence.stats.rows += len(block)
-            sequence.stats.drafted += len(block.tree)
+    def _decide(self, batch: list[Sequence]) -> "_Step | Exception":
+        """Plan, run and commit, without a trace in cache or sequences yet."""
+        parts = _policies(batch)
+        try:
+            rows = sum(sequence.allowance for sequence in batch)
+            blocks: list[Block] = []
+            for policy, part in parts:
+                own = sum(sequence.allowance for sequence in batch[part])
+                blocks += policy.plan(batch[part], rows - own)
+            outputs = self.forward(lay_out(blocks), [cast(Table, sequence.table) for sequence in batch])
+            commits = [
+                commit for policy, part in parts for commit in policy.commit(batch[part], blocks[part], outputs[part])
+            ]
+        except AssertionError:
+            raise  # ours, not a request's
+        except Exception as error:
+            return error
+        return _Step(batch, blocks, outputs, commits)
 
-    def _emit(
-        self, batch: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
-    ) -> list[tuple[Sequence, Stride]]:
-        strides = [self._advance(*each) for each in zip(batch, blocks, commits, strict=True)]
-        for policy, part in _policies(batch):
-            policy.observe(batch[part], blocks[part], outputs[part], commits[part])
+    def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
+        """Somebody's request broke the step. By themselves the others get on, and it fails."""
         for sequence in batch:
-            if sequence.finish_reason:
-                self.remove(sequence)
-        return [(sequence, stride) for sequence, stride in zip(batch, strides, strict=True) if stride is not None]
+            table = cast(Table, sequence.table)
+            self.forward.cache.truncate(table, table.length)
+            sequence.policy.release(sequence)  # what it noted of the step, too
+        events: list[tuple[Sequence, Stride | Exception]] = []
+        for sequence in batch:
+            step = self._decide([sequence])
+            events += self._emit(step) if isinstance(step, _Step) else [self._fail(sequence, step)]
+        return events
 
-    def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | None:
+    def _fail(self, sequence: Sequence, error: Exception) -> tuple[Sequence, Exception]:
+        self.remove(sequence)
+        return sequence, error
+
+    def _emit(self, step: "_Step") -> list[tuple[Sequence, Stride | Exception]]:
+        """Keep what was accepted, add it to the answers, and let the policies learn from it."""
+        cache = self.forward.cache
+        strides: list[Stride | Exception | None] = []
+        for sequence, block, commit in zip(step.batch, step.blocks, step.commits, strict=True):
+            table = cast(Table, sequence.table)
+            cache.keep(table, commit.kept)
+            sequence.cached += len(commit.kept)
+            strides.append(self._advance(sequence, block, commit))
+            cache.publish(table, sequence.tokens)
+        for policy, part in _policies(step.batch):
+            policy.observe(step.batch[part], step.blocks[part], step.outputs[part], step.commits[part])
+        for sequence, stride in zip(step.batch, strides, strict=True):
+            if sequence.finish_reason or isinstance(stride, Exception):
+                self.remove(sequence)
+        return [(sequence, stride) for sequence, stride in zip(step.batch, strides, strict=True) if stride is not None]
+
+    def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | Exception | None:
         """Add a commit to its sequence; a stop string may end the answer within it."""
         stats = sequence.stats
+        stats.rows += len(block)
+        stats.drafted += len(block.tree)
         if not commit.tokens:
             stats.prefill_forwards += 1
-            return None
+            if not commit.confidence and not commit.finish_reason:
+                return None
+        try:
+            text, count = self._read(sequence, commit)
+        except Exception as error:  # a tokenizer that cannot decode what the model wrote
+            return error
+        sequence.tokens.extend(commit.tokens[:count])
+        if count:
+            stats.last_token = time.perf_counter()
+            stats.first_token = stats.first_token or stats.last_token
+            stats.forwards += 1
+            stats.tokens += count
+            stats.accepted += sum(source != "model" for source in commit.sources[:count])
+        judged = count if commit.tokens else len(commit.confidence)
+        return Stride(
+            commit.tokens[:count],
+            text,
+            commit.sources[:count],
+            commit.confidence[:judged],
+            sequence.finish_reason,
+            commit.alternatives[:judged],
+            drafted=len(block.tree),
+            trace=Trace(block, commit.kept) if sequence.is_traced else None,
+        )
+
+    def _read(self, sequence: Sequence, commit: Commit) -> tuple[str, int]:
+        """The text that becomes certain, and how many of the tokens are part of the answer."""
         stream, text, count = self._texts[sequence], "", 0
         for token in commit.tokens:
             text += stream.push(token)
@@ -84,22 +141,17 @@ class Engine:
             if stream.stopped:
                 break
         sequence.finish_reason = "stop" if stream.stopped else commit.finish_reason
-        if sequence.finish_reason:
-            text += stream.flush()
-        sequence.tokens.extend(commit.tokens[:count])
-        stats.last_token = time.perf_counter()
-        stats.first_token = stats.first_token or stats.last_token
-        stats.forwards += 1
-        stats.tokens += count
-        stats.accepted += sum(source != "model" for source in commit.sources[:count])
-        return Stride(
-            commit.tokens[:count],
-            text,
-            commit.sources[:count],
-            commit.confidence[:count],
-            sequence.finish_reason,
-            drafted=len(block.tree),
-        )
+        return (text + stream.flush() if sequence.finish_reason else text), count
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What was run and decided."""
+
+    batch: list[Sequence]
+    blocks: list[Block]
+    outputs: list[Output]
+    commits: list[Commit]
 
 
 def _policies(batch: list[Sequence]) -> list[tuple[Policy, slice]]:

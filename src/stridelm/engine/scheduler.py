@@ -1,25 +1,42 @@
-"""Who takes part in the next step, and with how many rows."""
+"""Who takes part in the next step, and with how many rows; who gets the cache's blocks when there are too few."""
 
-from collections import deque
+from bisect import insort
+from itertools import count
 
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.params import InputError
+from stridelm.settings import LARGEST_K
 from stridelm.types import Sequence
 
 MOST_SEQUENCES = 64
 PREFILL_ROWS = 512
-"""Rows of prompts, over all sequences, in one step: long prompts are read in parts, so that nobody waits for them."""
+"""Rows of prompts, over all sequences, in one step: long prompts are read in parts."""
+_RESERVE = 512
+"""Tokens of an answer that room is set aside for at its start, so that its blocks lie in one run. Others get what of it
+is not used yet when they need it."""
+_WORTH_WAITING = 64
+"""Tokens that a sequence waits for another to read, to share them, rather than read them as well."""
 
 
 class Scheduler:
-    """First come, first served. A sequence starts when the cache has room for all that it may still write."""
+    """First come, first served. A sequence starts when the cache has room for its prompt, and takes more as it grows.
+    When nothing is left, those that came last make room: their text so far is read again later."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
         self.most_sequences = MOST_SEQUENCES
+        self.shared_prefill_rows = PREFILL_ROWS
+        """Rows of prompts in a step in which others write: they wait for it."""
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        """Both in the order of arrival."""
         self.preemptions = 0
+        self._arrivals = count()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would run anything."""
+        return any(not sequence.is_held for sequence in (*self.waiting, *self.running))
 
     def add(self, sequence: Sequence) -> None:
         if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
@@ -27,43 +44,146 @@ class Scheduler:
                 f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for "
                 "fewer with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
             )
+        sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would run anything."""
-        return bool(self.waiting) or any(not sequence.is_held for sequence in self.running)
-
     def schedule(self) -> list[Sequence]:
-        """Admit whom there is room for, then let everyone in who has rows to run."""
-        while self.waiting and len(self.running) < self.most_sequences:
-            free = self.cache.free_blocks
-            if blocks_for(_most_tokens(self.waiting[0])) > free:
+        """Make room for those who run, admit whom there is room for, and let everyone in who has rows to run."""
+        ready = self._with_room()
+        for sequence in [waiting for waiting in self.waiting if not waiting.is_held]:
+            if len(self.running) >= self.most_sequences or not self._admit(sequence):
                 break
-            sequence = self.waiting.popleft()
-            # Spare rows are a luxury: a sequence that has no room for them starts all the same.
-            reserve = min(_most_tokens(sequence) + sequence.policy.spare_rows, free * BLOCK_SIZE)
-            sequence.table = self.cache.open(reserve)
-            self.running.append(sequence)
-        left = PREFILL_ROWS
-        for sequence in self.running:
-            pending = len(sequence.tokens) - sequence.cached
-            # What was written goes in whole: an unverified decoder leaves several tokens pending.
-            is_prompt = pending > 1 and len(sequence.tokens) == sequence.prompt_length
-            sequence.allowance = min(pending, left) if is_prompt else pending
-            left -= sequence.allowance if is_prompt else 0
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_arrival)
+            ready.append(sequence)
+        self._share_rows(ready)
+        for sequence in ready:
+            self._spare(sequence)
         # Sequences of one policy stand together, so that it plans and commits them at once.
-        return sorted((s for s in self.running if s.allowance), key=lambda sequence: id(sequence.policy))
+        return sorted((s for s in ready if s.allowance), key=lambda sequence: id(sequence.policy))
+
+    def _with_room(self) -> list[Sequence]:
+        """Those who run and are not held, the oldest first, each with blocks for what it writes next. The oldest never
+        makes room for anyone, so there is always someone who gets on."""
+        ready: list[Sequence] = []
+        for sequence in list(self.running):
+            if sequence.is_held or sequence.table is None:  # or it has just made room
+                continue
+            pending = min(len(sequence.tokens) - sequence.cached, PREFILL_ROWS)
+            end = sequence.cached + pending + min(sequence.policy.needed_rows, sequence.room)
+            if self._make_room(sequence, end):
+                self.cache.grant(sequence.table, end)
+                ready.append(sequence)
+        return ready
+
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether the cache has blocks for so many tokens of a running sequence, once others have made room."""
+        assert sequence.table is not None
+        while blocks_for(tokens) - len(sequence.table.blocks) > self.cache.free_blocks:
+            if self._reclaim(sequence):
+                continue
+            victim = max(self.running, key=lambda other: (other.is_held, other.arrival))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _reclaim(self, asking: Sequence) -> bool:
+        """Whether there was something set aside for another that is not in use: it is free now."""
+        return any(
+            self.cache.give_back(other.table)
+            for other in self.running
+            if other.table is not None and other is not asking
+        )
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Let a sequence wait again. What it read stays known as long as nobody takes its blocks."""
+        self.preemptions += 1
+        self._leave(sequence)
+        sequence.cached = 0
+        sequence.policy.release(sequence)
+        insort(self.waiting, sequence, key=_arrival)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a table, if there is room for its text and for the next block of everyone else."""
+        if any(_is_reading_for(other, sequence) for other in self.running):
+            return False
+        text = [] if sequence.policy.reads_whole_texts else sequence.tokens
+        least = len(sequence.tokens) + min(sequence.policy.needed_rows, sequence.room)
+        while (room := self._room_for(text)) < blocks_for(least):
+            if not self._reclaim(sequence) and not self._preempt_held():
+                return False
+        wanted = min(_most_tokens(sequence), len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
+        sequence.table = self.cache.adopt(text, min(wanted, room * BLOCK_SIZE))
+        self.cache.grant(sequence.table, least)
+        sequence.cached = sequence.table.length
+        if not sequence.stats.rows:
+            sequence.stats.reused = sequence.cached
+        return True
+
+    def _room_for(self, text: list[int]) -> int:
+        """Blocks that a new table for this text may have, shared ones included. Everyone else keeps its next one."""
+        return self.cache.free_blocks + self.cache.shared_blocks(text) - len(self.running)
+
+    def _preempt_held(self) -> bool:
+        held = [sequence for sequence in self.running if sequence.is_held]
+        if held:
+            self._preempt(held[-1])
+        return bool(held)
+
+    def _share_rows(self, ready: list[Sequence]) -> None:
+        """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""
+        reading = [sequence for sequence in ready if _is_reading(sequence)]
+        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
+        for sequence in ready:
+            sequence.allowance = len(sequence.tokens) - sequence.cached
+        for sequence in sorted(reading, key=_arrival):
+            sequence.allowance = min(sequence.allowance, left)
+            left -= sequence.allowance
+
+    def _spare(self, sequence: Sequence) -> None:
+        """Rows for drafts and masks are a luxury: they come out of what is free, and nobody makes room for them."""
+        assert sequence.table is not None
+        if sequence.cached + sequence.allowance == len(sequence.tokens):
+            wanted = len(sequence.tokens) + sequence.policy.spare_rows
+            self.cache.grant(sequence.table, min(wanted, sequence.table.capacity + self.cache.free_blocks * BLOCK_SIZE))
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, or nobody wants it any more."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
-            self.running.remove(sequence)
-        if sequence.table is not None:
-            self.cache.free(sequence.table)
-            sequence.table = None
+            self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        assert sequence.table is not None
+        self.running.remove(sequence)
+        self.cache.free(sequence.table)
+        sequence.table = None
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
+
+
+def _is_reading(sequence: Sequence) -> bool:
+    """Whether a text is being read, for the first time or again. What an unverified decoder leaves pending goes in
+    whole."""
+    pending = len(sequence.tokens) - sequence.cached
+    return pending > LARGEST_K or (pending > 1 and len(sequence.tokens) == sequence.prompt_length)
+
+
+def _is_reading_for(other: Sequence, sequence: Sequence) -> bool:
+    """Whether another reads, or is about to read, much that the sequence begins with, too."""
+    if not _is_reading(other) or other.is_held or sequence.policy.reads_whole_texts:
+        return False
+    ahead = slice(other.cached, other.cached + _WORTH_WAITING)
+    length = min(len(other.tokens), len(sequence.tokens))
+    return length >= ahead.stop and other.tokens[ahead] == sequence.tokens[ahead] and _starts_alike(other, sequence)
+
+
+def _starts_alike(other: Sequence, sequence: Sequence) -> bool:
+    return other.tokens[: other.cached] == sequence.tokens[: other.cached]
 
 
 def _most_tokens(sequence: Sequence) -> int:

@@ -4,6 +4,9 @@ A sequence's cache is a Table: a list of block numbers and a length. The rows of
 in blocks that no other table holds; `keep` then closes the gap between the rows that were accepted, and the rest is
 forgotten. Blocks in a row in memory are read as one view, without a copy: tables get such runs when there are any.
 
+Whole blocks are known by their content (`model/prefix_index.py`): a text that begins as another did starts from them.
+Those that nobody holds any more are free, and are taken for something else as late as possible.
+
 Shape letters: H key-value heads, S slots (block number x block size + offset), D head size, T tokens.
 """
 
@@ -14,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from stridelm.model.prefix_index import START, PrefixIndex
 from stridelm.params import InputError
 
 BLOCK_SIZE = 16
@@ -34,6 +38,12 @@ class Table:
     """Rows of the step in flight, behind `length`."""
     reserved: int = 0
     """So many blocks stay with the table, used or not."""
+    granted: int = 0
+    """So many stay until the end of the next step."""
+    published: int = 0
+    """So many of the blocks are known to the index."""
+    last_published: int = START
+    """The index's name for the last of them."""
 
     @property
     def capacity(self) -> int:
@@ -52,6 +62,7 @@ class KVCache:
     def __init__(self, tokens: int) -> None:
         self.block_count = blocks_for(tokens)
         self.references = np.zeros(self.block_count, dtype=np.int32)
+        self.index = PrefixIndex(self.block_count, BLOCK_SIZE)
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.tables: set[Table] = set()
 
@@ -66,29 +77,64 @@ class KVCache:
         self.tables.add(table)
         return table
 
-    def fork(self, table: Table, length: int, reserve: int = 0) -> Table:
-        """A table with the same first `length` tokens; their blocks are shared until one side writes to them."""
-        assert length <= table.length
-        shared = table.blocks[: blocks_for(length)]
-        self.references[shared] += 1
-        copy = Table(blocks=list(shared), length=length)
-        self.tables.add(copy)
-        try:
-            self._grow(copy, blocks_for(reserve))
-        except CacheFull:
-            self.free(copy)
-            raise
-        copy.reserved = len(copy.blocks)
-        return copy
+    def adopt(self, tokens: Items[int], reserve: int = 0) -> Table:
+        """A table that begins with what the cache knows of these tokens, whole blocks but never all of the tokens, and
+        has room for `reserve` of them set aside.
+
+        Known blocks are shared, if room is scarce. Otherwise they are copied into a run of the table's own: one copy
+        now, where a scattered table takes one per layer in every step.
+        """
+        known, last = self.index.find(tokens[: max(0, len(tokens) - 1)])
+        blocks = max(blocks_for(reserve), len(known))
+        if known and self.free_blocks - blocks >= self.block_count // 2:
+            self.references[known] += 1  # so that none of them is taken for the copy
+            table = self.open(blocks * BLOCK_SIZE)
+            self._move(*(torch.from_numpy(self._all_slots(each)) for each in (table.blocks[: len(known)], known)))
+            self.references[known] -= 1
+        else:
+            self.references[known] += 1
+            table = Table(blocks=list(known), reserved=blocks)
+            self.tables.add(table)
+            try:
+                self._grow(table, blocks)
+            except CacheFull:
+                self.free(table)
+                raise
+        table.length = len(known) * BLOCK_SIZE
+        table.published, table.last_published = len(known), last
+        return table
+
+    def publish(self, table: Table, tokens: Items[int]) -> None:
+        """The table's kept tokens are these: other texts may start from the whole blocks of them."""
+        length = min(table.length, len(tokens))  # behind a stop string more is kept than the text has
+        while (table.published + 1) * BLOCK_SIZE <= length:
+            start = table.published * BLOCK_SIZE
+            held = tokens[start : start + BLOCK_SIZE]
+            table.last_published = self.index.add(table.last_published, held, table.blocks[table.published])
+            table.published += 1
+
+    def shared_blocks(self, tokens: Items[int]) -> int:
+        """How many blocks `adopt` would share that others hold."""
+        known, _ = self.index.find(tokens[: max(0, len(tokens) - 1)])
+        return int((self.references[known] > 0).sum())
+
+    def grant(self, table: Table, tokens: int) -> None:
+        """Room for so many tokens in all, until the end of the next step."""
+        self._grow(table, blocks_for(tokens))
+        table.granted = max(table.granted, blocks_for(tokens))
+
+    def give_back(self, table: Table) -> int:
+        """Take back what was set aside for a table and is not used; how many blocks that were."""
+        held = len(table.blocks)
+        table.reserved = 0
+        self._cut(table, max(blocks_for(table.length + table.step_rows), table.granted))
+        return held - len(table.blocks)
 
     def append(self, table: Table, rows: int) -> np.ndarray:
         """Make room for a step's rows behind the kept tokens; returns their slots."""
         assert table.step_rows == 0, "the step before was neither kept nor truncated"
         end = table.length + rows
         self._grow(table, blocks_for(end))
-        for index in range(table.length // BLOCK_SIZE, blocks_for(end)):
-            if self.references[table.blocks[index]] > 1:
-                self._copy_block(table, index)
         table.step_rows = rows
         return self.slots(table, table.length, end)
 
@@ -105,17 +151,20 @@ class KVCache:
         """Forget all behind the first `length` tokens, and a step in flight."""
         assert 0 <= length <= table.length + kept_in_step
         table.length = length
-        table.step_rows = 0
-        needed = max(blocks_for(length), table.reserved)
-        self.references[table.blocks[needed:]] -= 1
-        del table.blocks[needed:]
+        table.step_rows = table.granted = 0
+        self._cut(table, max(blocks_for(length), table.reserved))
 
     def free(self, table: Table) -> None:
         """The sequence has ended: give its blocks back."""
-        self.references[table.blocks] -= 1
-        table.blocks.clear()
-        table.length = table.step_rows = table.reserved = 0
+        self.index.touch(table.blocks)
+        table.length = table.step_rows = table.reserved = table.granted = table.published = 0
+        self._cut(table, 0)
         self.tables.discard(table)
+
+    def _cut(self, table: Table, blocks: int) -> None:
+        self.references[table.blocks[blocks:]] -= 1
+        del table.blocks[blocks:]
+        assert table.published <= len(table.blocks), "what others may start from was cut off"
 
     def write(self, layer: int, slots: torch.Tensor, keys_HTD: torch.Tensor, values_HTD: torch.Tensor) -> None:
         if layer not in self.layers:
@@ -150,6 +199,10 @@ class KVCache:
         places = np.arange(start, end)
         return np.asarray(table.blocks, dtype=np.int64)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
 
+    @staticmethod
+    def _all_slots(blocks: list[int]) -> np.ndarray:
+        return (np.asarray(blocks, dtype=np.int64)[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).ravel()
+
     def check_integrity(self) -> None:
         """Every block is counted once per table that holds it, and no table holds less than it needs."""
         counted = np.zeros_like(self.references)
@@ -160,6 +213,7 @@ class KVCache:
             if table.step_rows:
                 written = table.blocks[table.length // BLOCK_SIZE : blocks_for(table.length + table.step_rows)]
                 assert (self.references[written] == 1).all(), "a step was written into a shared block"
+            assert table.published * BLOCK_SIZE <= table.length, "others may start from what is not kept"
         assert (counted == self.references).all(), "a reference count differs from the tables that hold the block"
 
     def _grow(self, table: Table, blocks: int) -> None:
@@ -178,12 +232,20 @@ class KVCache:
         if after is not None and is_free[after + 1 : after + 1 + count].sum() == count:
             taken = np.arange(after + 1, after + 1 + count)
         else:
-            free = np.flatnonzero(is_free)
-            runs = np.flatnonzero(free[count - 1 :] - free[: len(free) - count + 1] == count - 1) if count else free[:0]
-            first = int(runs[0]) if len(runs) else 0
-            taken = free[first : first + count]
+            taken = self._least_missed(np.where(is_free, self.index.last_use, np.inf), count)
         self.references[taken] = 1
+        self.index.drop(taken.tolist())
         return taken.tolist()
+
+    @staticmethod
+    def _least_missed(last_use: np.ndarray, count: int) -> np.ndarray:
+        """Of the free blocks the run whose content was of use longest ago, or, without a run, the blocks."""
+        if count > 1:
+            latest = np.lib.stride_tricks.sliding_window_view(last_use, count).max(axis=1)
+            first = int(latest.argmin())
+            if latest[first] < np.inf:
+                return np.arange(first, first + count)
+        return np.sort(np.argsort(last_use, kind="stable")[:count])
 
     @torch.inference_mode()
     def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -192,19 +254,6 @@ class KVCache:
             to, of = target.to(keys.device), source.to(keys.device)
             keys[:, to] = keys[:, of]
             values[:, to] = values[:, of]
-
-    @torch.inference_mode()
-    def _copy_block(self, table: Table, index: int) -> None:
-        """Give the table a block of its own in place of a shared one, with the same content."""
-        shared = table.blocks[index]
-        (own,) = self._take(1, after=None)
-        for keys, values in self.layers.values():
-            for part in (keys, values):
-                part[:, own * BLOCK_SIZE : (own + 1) * BLOCK_SIZE] = part[
-                    :, shared * BLOCK_SIZE : (shared + 1) * BLOCK_SIZE
-                ]
-        self.references[shared] -= 1
-        table.blocks[index] = own
 
 
 def blocks_for(tokens: int) -> int:

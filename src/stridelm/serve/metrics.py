@@ -87,7 +87,7 @@ class Metrics:
         stats = sequence.stats
         self._latest[sequence] = None
         self._prompt_tokens.inc(stats.prompt_tokens)
-        if sequence.shares_prefix:
+        if not sequence.policy.reads_whole_texts:
             self._queries.inc(stats.prompt_tokens)
             self._hits.inc(stats.reused)
 

@@ -1,0 +1,43 @@
+"""How likely a text is, token by token, to the model: reads a prompt and writes nothing."""
+
+from stridelm.decode.autoregressive import finite, reads_on
+from stridelm.layout import make_block
+from stridelm.sampling import confidence, likeliest
+from stridelm.types import Block, Commit, Output, Sequence
+
+
+class Scoring:
+    """Its commits hold no tokens, but what the model thought of the prompt's own ones, from the second on."""
+
+    exact = True
+    needed_rows = spare_rows = 0
+    reads_whole_texts = True
+
+    def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
+        return [
+            make_block(sequence.cached, sequence.tokens[sequence.cached :][: sequence.allowance], reads_all=True)
+            for sequence in sequences
+        ]
+
+    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+        return [_judge(*each) for each in zip(sequences, blocks, outputs, strict=True)]
+
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
+        """Nothing to learn."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing to forget."""
+
+
+def _judge(sequence: Sequence, block: Block, output: Output) -> Commit:
+    # A row speaks of the token behind it; behind the prompt's last one there is none.
+    judged = sequence.tokens[block.start + 1 : block.start + 1 + block.pending]
+    logits_WV = output.logits_WV[: len(judged)]
+    return Commit(
+        kept=tuple(range(block.pending)),
+        confidence=finite(confidence(logits_WV, judged)) if judged else (),
+        alternatives=likeliest(logits_WV, sequence.alternatives),
+        finish_reason=None if reads_on(sequence) else "length",
+    )
