@@ -183,7 +183,12 @@ def main() -> None:
     for line in lines:
         print(json.dumps(line))
     if options.json:
-        figures = {"machine": machine(os.cpu_count() or 1), "command": " ".join(sys.argv), "summary": lines, "measured": measured}
+        figures = {
+            "machine": machine(os.cpu_count() or 1),
+            "command": " ".join(sys.argv),
+            "summary": lines,
+            "measured": measured,
+        }
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 

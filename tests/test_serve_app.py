@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
 import stridelm
-from serving import NAME, ThreadServer, completion, events, serve_in_thread, until
+from real_server import NAME, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.model.load import Checkpoint
 from stridelm.serve import protocol
@@ -291,6 +291,16 @@ def test_metrics_count_what_was_done(drafting: httpx.Client) -> None:
     assert sum(by_position) == accepted
     assert by_position == sorted(by_position, reverse=True)
     assert found[f"{of_position} 0"] == by_position[0]
+
+
+def test_prompts_that_are_known_already_are_counted_as_hits(client: httpx.Client) -> None:
+    request = completion("A prompt of more than one block of the cache", stride={"decoder": "autoregressive"})
+    found: list[dict[str, float]] = []
+    for _ in range(2):
+        length = client.post("/v1/completions", json=request).json()["usage"]["prompt_tokens"]
+        found.append(samples(client))
+    assert [each["vllm:prefix_cache_queries_total"] for each in found] == [length, 2 * length]
+    assert [each["vllm:prefix_cache_hits_total"] for each in found] == [0, length // 16 * 16]
 
 
 def test_gauges_tell_of_now(server: ThreadServer, client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from command_line import Call, assert_refused
-from serving import (
+from real_server import (
     NAME,
     ProcessServer,
     ThreadServer,
