@@ -1,5 +1,7 @@
 """How a server lives and dies: real signals to real processes, and engines that break."""
 
+import json
+import shutil
 import signal
 import socket
 import threading
@@ -234,3 +236,16 @@ def test_a_server_listens_on_ipv6(language_model: LanguageModel) -> None:
     ):
         assert server.url.startswith("http://[::1]:")
         assert client.get("/health").status_code == 200
+
+
+def test_the_code_of_a_models_folder_is_never_run(call: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """And nobody is asked whether it may be: a server has nobody to ask."""
+    folder, trace = tmp_path / "model", tmp_path / "was-here"
+    shutil.copytree(tiny_folder(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    named = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": named}))
+    (folder / "own.py").write_text(f"open({str(trace)!r}, 'w')\n")
+    refused = call("serve", "--port", "0", "--model", folder, stdin=b"y\n")
+    assert refused.status == 2 and "config" in refused.err
+    assert not trace.exists()
