@@ -267,7 +267,7 @@ def test_random_traffic_in_a_tiny_cache() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("blocks", [8, 10, 16, 40])
+@pytest.mark.parametrize("blocks", [10, 12, 16, 40])
 def test_random_traffic_for_long(blocks: int) -> None:
     """100,000 steps in all."""
     traffic = Traffic(seed=blocks, blocks=blocks)
