@@ -20,7 +20,7 @@ import typer
 
 import stridelm
 from command_line import Call, Run, assert_refused
-from stridelm import cli, generate_command
+from stridelm import cli, cli_endings, generate_command
 from stridelm.api import LanguageModel
 from stridelm.cli_options import field_docs
 from stridelm.engine.detokenize import TextStream
@@ -669,7 +669,7 @@ def test_debug_shows_the_traceback(arguments: list[str]) -> None:
 
 def test_debug_raises_usage_errors_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["stridelm", "generate", "--no-such-option", "--debug"])
-    with pytest.raises(cli._UsageError):
+    with pytest.raises(cli_endings._UsageError):
         cli.main()
 
 

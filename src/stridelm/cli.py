@@ -1,8 +1,6 @@
 """The command line. torch is imported inside the chosen command, so that --help answers at once."""
 
-import errno
 import io
-import os
 import sys
 from dataclasses import fields
 from enum import StrEnum
@@ -13,8 +11,10 @@ import typer
 
 import stridelm
 from stridelm.cli_chat import chat
+from stridelm.cli_endings import complaint, drop_output, without_debug
 from stridelm.cli_options import Adapter, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
+from stridelm.serve.settings import ServeSettings
 from stridelm.settings import DEFAULT_MODEL, DecodeSettings, LoadSettings
 from stridelm.train.settings import PlaceSettings, TrainingFailed, TrainSettings
 
@@ -26,12 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-# The base of all usage errors. typer brings its own click or uses the installed one, depending on its version.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)
-"""What a user can mend about a file that cannot be written."""
 
 _PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 
@@ -254,6 +248,29 @@ def export(
 
 
 @app.command()
+@with_settings
+def serve(
+    model: Model = DEFAULT_MODEL,
+    adapter: Adapter = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="The model that the decoder draft asks; smollm2 has its own.")
+    ] = None,
+    heads: HeadsFolder = None,
+    settings: ServeSettings = ServeSettings(),  # noqa: B008 (frozen)
+    load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Serve a model to OpenAI's clients. SIGTERM or Ctrl-C lets open answers finish; a second one does not.
+
+    \b
+    stridelm serve
+    STRIDELM_API_KEY=... stridelm serve --host 0.0.0.0 --model Qwen/Qwen3-4B --adapter runs/qwen
+    """
+    from stridelm import serve_command
+
+    serve_command.run(serve_command.Request(model, adapter, draft_model, heads, settings, load))
+
+
+@app.command()
 def models(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per model, on one line.")] = False,
 ) -> None:
@@ -267,7 +284,7 @@ def main() -> None:
     """Run the command line. What a user can mend ends in one line and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of few letters gets question marks, not a traceback
-    arguments, debug = _without_debug(sys.argv[1:])
+    arguments, debug = without_debug(sys.argv[1:])
     try:
         status = app(arguments or ["--help"], prog_name="stridelm", standalone_mode=False)
         if sys.stdout is not None:
@@ -276,42 +293,17 @@ def main() -> None:
         status = 130
     except BrokenPipeError:
         # Whoever read our output has left; typer ends in 1, too, when it sees this first.
-        _drop_output()
+        drop_output()
         status = 1
     except TrainingFailed as error:
         print(f"stridelm: {error}", file=sys.stderr)
         status = 1
     except Exception as error:
-        message = _complaint(error)
+        message = complaint(error)
         if debug or message is None:
             raise
         print(f"stridelm: {' '.join(message.split())}", file=sys.stderr)
         if isinstance(error, OSError) and error.filename is None:
-            _drop_output()
+            drop_output()
         status = 2
     sys.exit(status or 0)
-
-
-def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without --debug, and whether it was there. What follows `--` is not an option."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [argument for argument in arguments[:end] if argument != "--debug"]
-    return options + arguments[end:], len(options) < end
-
-
-def _complaint(error: Exception) -> str | None:
-    """What to tell the user; None for what they cannot mend."""
-    if isinstance(error, InputError):
-        return str(error)
-    if isinstance(error, _UsageError):
-        context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context else ""
-        return error.format_message() + hint  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-        return f"{error.filename or 'the output'}: {error.strerror}"
-    return None
-
-
-def _drop_output() -> None:
-    """Nothing more can be written: what is still in Python's buffer must not fail once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

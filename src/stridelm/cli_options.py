@@ -81,7 +81,9 @@ def _options(settings: type) -> list[inspect.Parameter]:
             kind, default, metavar, help_text = list[str], [], "<str>", f"{help_text} May be given several times."
         elif not (kind in (int, float, str, bool) or isinstance(kind, types.UnionType)):
             continue  # a mapping has no place on a command line
-        option = typer.Option(as_option(field.name), help=help_text, metavar=metavar)
+        option = typer.Option(
+            as_option(field.name), help=help_text, metavar=metavar, envvar=field.metadata.get("environment")
+        )
         options.append(
             inspect.Parameter(
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

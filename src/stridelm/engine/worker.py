@@ -38,13 +38,17 @@ class Worker:
         self.engine = engine
         self.failure: BaseException | None = None
         """Why the engine crashed."""
-        self._observers = tuple(observers)
+        self._observers = list(observers)
         self._changed = threading.Condition()
         self._arrived: deque[tuple[Sequence, Receive]] = deque()
         self._left: deque[Sequence] = deque()
         self._receivers: dict[Sequence, Receive] = {}
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="stridelm-engine", daemon=True)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Before the start."""
+        self._observers.append(observer)
 
     def start(self) -> None:
         self._thread.start()

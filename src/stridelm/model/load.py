@@ -213,8 +213,8 @@ def _read_folder(folder: Path) -> Parts:
     files = weight_files(folder)
     try:
         with _quiet():
-            config = AutoConfig.from_pretrained(folder)
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # Damaged settings make transformers' config classes raise nearly anything.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
 """What an operator of the server chooses; the command line derives from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stridelm.params import InputError
 
@@ -13,11 +13,11 @@ class ServeSettings:
     """The address to listen on; other machines reach 0.0.0.0, which wants an --api-key."""
     port: int = 8000
     """0 takes a free one and says which."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, metadata={"environment": "STRIDELM_API_KEY"})
     """Asked of every request but /health, as `Authorization: Bearer KEY`. Better given as STRIDELM_API_KEY: a command
     line can be read by others."""
     served_name: str | None = None
-    """The model's name in requests and replies; default: as it was loaded."""
+    """The model's name in requests and replies; default: as it was loaded, without the folders it lies in."""
     max_queue: int = 256
     """Requests that may wait for their first step; more get 429."""
     max_sequences: int = 64

@@ -1,0 +1,32 @@
+"""The HTTP application: what requests pass first, the API's routes, and those that tell how the server is."""
+
+import math
+
+from fastapi import FastAPI
+
+import stridelm
+from stridelm.serve.context import Context
+from stridelm.serve.errors import install_handlers
+from stridelm.serve.metrics import Metrics
+from stridelm.serve.middleware import Admission, ApiKey, RequestIds, SizeLimit, Traffic
+from stridelm.serve.routes import make_router
+from stridelm.serve.status import make_status_router
+
+
+def create_app(context: Context) -> FastAPI:
+    """Before the worker starts: the app's metrics watch it. `app.state.traffic` is for whoever runs the server."""
+    settings, traffic = context.settings, Traffic()
+    metrics = Metrics(context.worker, context.name)
+    context.worker.add_observer(metrics)
+    app = FastAPI(title="StrideLM", version=stridelm.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.traffic = traffic
+    install_handlers(app)
+    app.include_router(make_router(context))
+    app.include_router(make_status_router(context, traffic, metrics))
+    # The last one is the first that a request meets.
+    app.add_middleware(SizeLimit, most=settings.max_body)
+    app.add_middleware(Admission, traffic=traffic, retry_after=max(1, math.ceil(settings.grace)))
+    if settings.api_key is not None:
+        app.add_middleware(ApiKey, key=settings.api_key)
+    app.add_middleware(RequestIds)
+    return app

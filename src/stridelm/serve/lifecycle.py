@@ -1,0 +1,122 @@
+"""The server's life: it starts the engine, listens, drains when it is told to leave, and leaves.
+
+signal         no new work is taken (503), /health says so; what is open goes on
+nothing open   the engine stops, the server leaves; exit status 0
+grace is over  the same, and answers that are still open end with an error
+second signal  the process ends there and then
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from stridelm.api import LanguageModel
+from stridelm.engine.worker import Worker
+from stridelm.params import InputError
+from stridelm.serve.app import create_app
+from stridelm.serve.context import Context
+from stridelm.serve.grammar import Grammars
+from stridelm.serve.middleware import HEADER_BYTES, Traffic
+from stridelm.serve.protocol import Protocol
+from stridelm.serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 10
+_SPARE_CONNECTIONS = 256
+"""Beyond those that answers may take: connections that rest, and requests that are refused."""
+_FAREWELL_SECONDS = 5
+"""For the last bytes of answers to reach clients that read slowly."""
+
+
+def make_context(model: LanguageModel, settings: ServeSettings, name: str) -> Context:
+    """`name`: the model's, in requests and replies."""
+    model.engine.scheduler.most_sequences = settings.max_sequences
+    return Context(model, Worker(model.engine), settings, Grammars(model, settings), name)
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """The address to listen on, taken; nobody is heard there before the server listens."""
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
+    return listener
+
+
+def _cannot_listen(settings: ServeSettings, error: OSError) -> InputError:
+    return InputError(
+        f"cannot listen on {settings.host}, port {settings.port} ({error.strerror}): choose another --port or --host"
+    )
+
+
+class Server(uvicorn.Server):
+    """Runs an app and the engine behind it until it is told to leave. `should_exit` is never set: sse-starlette would
+    cut all streams as soon as it is."""
+
+    def __init__(self, context: Context, on_ready: Callable[[str], None]) -> None:
+        """`on_ready` is told the server's address once it listens."""
+        app = create_app(context)
+        self._context = context
+        self._on_ready = on_ready
+        self._traffic: Traffic = app.state.traffic
+        self._deadline: float | None = None
+        settings = context.settings
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=HEADER_BYTES,
+                limit_concurrency=settings.max_queue + settings.max_sequences + _SPARE_CONNECTIONS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_FAREWELL_SECONDS,
+            )
+        )
+
+    def drain(self) -> None:
+        """Leave when what is open is finished. From any thread, and from signal handlers."""
+        self._traffic.is_draining = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._traffic.is_draining:
+            os._exit(128 + sig)
+        self.drain()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # somebody else began to listen since the address was taken
+            raise _cannot_listen(self._context.settings, error) from error
+        self._context.worker.start()
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or (self._traffic.is_draining and self._may_leave())
+
+    def _may_leave(self) -> bool:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._context.settings.grace
+            log.info("draining: %d requests are under way", self._traffic.under_way)
+        return self._traffic.under_way == 0 or time.monotonic() >= self._deadline
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._traffic.under_way:
+            log.warning("%d requests are given up", self._traffic.under_way)
+        await asyncio.to_thread(self._context.worker.stop)
+        await super().shutdown(sockets)

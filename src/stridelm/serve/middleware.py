@@ -1,0 +1,189 @@
+"""What a request passes before a route sees it: pure ASGI, so that streams go through untouched."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stridelm.serve.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = 64 * 2**10
+BODY_SECONDS = 30.0
+"""The longest that a request may take to arrive."""
+_NEEDS_NO_KEY = frozenset({"/health"})
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What the server has to finish before it may leave."""
+
+    is_draining: bool = False
+    """No new work is taken."""
+    under_way: int = 0
+    """Requests for work that are not answered to their end."""
+
+
+class _Layer:
+    """Sees to HTTP requests; whatever else a server sends (the app's start and end) goes through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._handle if scope["type"] == "http" else self._app)(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class RequestIds(_Layer):
+    """Names every request, by the id that came with it or a fresh one, and says the name in its reply. What nobody
+    caught ends here: the log has all of it, the reply only the name."""
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = _header(scope, b"x-request-id")
+        name = given.decode() if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        has_started = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            log.exception("request %s failed", name)
+            if has_started:
+                raise  # the connection is cut: the reply must not look whole
+            await _refuse(ApiError(500, f"the server failed: its log tells more of request {name}"), scope, send_named)
+
+
+class ApiKey(_Layer):
+    """Lets those in who know the key. Digests are compared, in constant time: they are of one length."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        super().__init__(app)
+        self._digest = _digest(key.strip().encode())
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, _, given = _header(scope, b"authorization").partition(b" ")
+        is_known = hmac.compare_digest(_digest(given.strip()), self._digest) and scheme.lower() == b"bearer"
+        if is_known or scope["path"] in _NEEDS_NO_KEY:
+            await self._app(scope, receive, send)
+        else:
+            error = ApiError(
+                401, "no API key, or a wrong one: send `Authorization: Bearer KEY`", code="invalid_api_key"
+            )
+            await _refuse(error, scope, send, {"www-authenticate": "Bearer"})
+
+
+class Admission(_Layer):
+    """Counts the requests for work, which are those that post something, and takes none while the server drains."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, retry_after: int) -> None:
+        super().__init__(app)
+        self._traffic = traffic
+        self._retry_after = retry_after
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._traffic.is_draining:
+            error = ApiError(503, "the server is shutting down: try again later", retry_after=self._retry_after)
+            await _refuse(error, scope, send, {"connection": "close"})
+        else:
+            self._traffic.under_way += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._traffic.under_way -= 1
+
+
+class SizeLimit(_Layer):
+    """Reads the whole body, if headers and body are small enough and come in time, and hands it on in one piece."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float = BODY_SECONDS) -> None:
+        super().__init__(app)
+        self._most = most
+        self._seconds = seconds
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            _check_headers(scope)
+            self._check(int(_header(scope, b"content-length") or 0))
+            async with asyncio.timeout(self._seconds):
+                body = await self._read(receive)
+        except TimeoutError:
+            error = ApiError(408, f"the request's body did not arrive within {self._seconds:g} seconds")
+            return await _refuse(error, scope, send, {"connection": "close"})
+        except ApiError as error:
+            return await _refuse(error, scope, send)
+        if body is None:
+            return None  # the client has left
+        await self._app(scope, _replay(body, receive), send)
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise ApiError(413, f"the request's body has more than the {self._most} bytes that this server takes")
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            self._check(len(body))
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _check_headers(scope: Scope) -> None:
+    """The connection itself minds only headers that come in several pieces."""
+    size = len(scope["path"]) + len(scope["query_string"])
+    if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+        raise ApiError(400, f"the request's address and headers have more than the {HEADER_BYTES} bytes that they may")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives the body, then whatever comes after it: that the client has left."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+async def _refuse(error: ApiError, scope: Scope, send: Send, headers: Mapping[str, str] | None = None) -> None:
+    every = dict(headers or {})
+    if error.retry_after:
+        every["retry-after"] = str(error.retry_after)
+    await JSONResponse(error.body(), error.status, every)(scope, _nothing, send)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    """The header's value, or nothing."""
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

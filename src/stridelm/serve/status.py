@@ -1,0 +1,69 @@
+"""What an operator, or a machine that watches for one, asks the server: how it is, what it serves, what it did."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+import stridelm
+from stridelm.api import LanguageModel
+from stridelm.model.kv_cache import BLOCK_SIZE
+from stridelm.params import InputError
+from stridelm.serve.context import Context
+from stridelm.serve.metrics import Metrics
+from stridelm.serve.middleware import Traffic
+from stridelm.settings import DECODERS
+
+
+def make_status_router(context: Context, traffic: Traffic, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+    card = _card(context)
+
+    @router.get("/health", responses={503: {"description": "The engine has crashed, or the server drains."}})
+    async def health() -> JSONResponse:
+        if not context.worker.is_healthy:
+            return JSONResponse({"status": "failed"}, 503)
+        if traffic.is_draining:
+            return JSONResponse({"status": "draining"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": stridelm.__version__}
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @router.get("/metrics", response_class=Response)
+    async def show_metrics() -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _card(context: Context) -> dict[str, Any]:
+    """The model as /v1/models shows it."""
+    model = context.model
+    return {
+        "id": context.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "stridelm",
+        "max_model_len": min(model.target.context_length, model.engine.forward.cache.block_count * BLOCK_SIZE),
+        "decoders": _decoders(model),
+    }
+
+
+def _decoders(model: LanguageModel) -> list[str]:
+    """Those that the loaded model has all parts for."""
+    found: list[str] = []
+    for name in DECODERS:
+        try:
+            model.check(name)
+        except InputError:
+            continue
+        found.append(name)
+    return found
