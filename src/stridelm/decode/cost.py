@@ -28,9 +28,12 @@ from stridelm.model.load import Checkpoint
 from stridelm.model.processor import processor_entry
 from stridelm.types import ROOT
 
-_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_SEQUENCES = 8
+"""Of the step that shows what further sequences cost: with two, their cost would drown in the noise."""
+_MASKS = (6, 30)
 _CONTEXT, _LONG_CONTEXT = 128, 1024
-_BUDGET = 2.0
+_BUDGET = 6.0
 """Seconds to spend on measuring."""
 _MOST = 15
 """Rounds over all shapes."""
@@ -151,10 +154,10 @@ def measure(forward: TorchForward) -> tuple[Cost, bool]:
     short = min(_CONTEXT, context // 2)
     shapes = {f"{width}": _Shape(1, width, context=short) for width in _WIDTHS}
     shapes["long"] = _Shape(1, 8, context=context)
-    shapes["two"] = _Shape(2, 4, context=short)
+    shapes["sequences"] = _Shape(_SEQUENCES, 1, context=short)
     if forward.gate is not None:
-        shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in (6, 14))
-    trial = TorchForward(forward.network, KVCache(2 * (context + 64)), forward.gate)
+        shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in _MASKS)
+    trial = TorchForward(forward.network, KVCache(max(2 * context, _SEQUENCES * short) + 256), forward.gate)
     steps: Steps = {name: _Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
         gate, width = forward.gate, forward.network.config.get_text_config().hidden_size
@@ -217,9 +220,12 @@ def _cost(times: dict[str, float], further: int) -> Cost:
     plain = Cost(_WIDTHS, tuple(curve))
     masks = mask_row = head = head_row = 0.0
     if "masks" in times:
-        extra, more = (times[name] - plain(2 + rows) for name, rows in (("masks", 6), ("more masks", 14)))
-        mask_row = max(0.0, (more - extra) / 8)
-        masks = max(0.0, extra - 6 * mask_row)
+        extra, more = (
+            times[name] - plain(2 + rows) for name, rows in zip(("masks", "more masks"), _MASKS, strict=True)
+        )
+        few, many = _MASKS
+        mask_row = max(0.0, (more - extra) / (many - few))
+        masks = max(0.0, extra - few * mask_row)
         head, head_row = times["head"], max(0.0, (times["head on 8"] - times["head"]) / 7)
     return Cost(
         _WIDTHS,
@@ -227,7 +233,7 @@ def _cost(times: dict[str, float], further: int) -> Cost:
         masks=masks,
         mask_row=mask_row,
         context=max(0.0, (times["long"] - plain(8)) / (8 * further)),
-        sequence=max(0.0, times["two"] - plain(8)),
+        sequence=max(0.0, (times["sequences"] - plain(_SEQUENCES)) / (_SEQUENCES - 1)),
         head=head,
         head_row=head_row,
     )

@@ -17,7 +17,7 @@ from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import DepthRates, Pace, Rest, Use
+from stridelm.decode.rates import DepthRates, Pace, Trial, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -73,18 +73,24 @@ class Planned:
         self.rates = DepthRates(self.longest)
         self.pace = Pace(cost(1))
         self.uses = [Use() for _ in drafters] if switches else []
-        self.rest = Rest() if switches else None
-        self._is_resting = False
+        self.trials: dict[int, Trial] = {}
+        """By size of batch, in powers of two. A sequence alone needs none: the cost curve is its own."""
+        self._switches = switches
+        self._trial: Trial | None = None
+        self._started = 0.0
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
         self._level_seconds = 0.0
         self._states: dict[Sequence, _State] = {}
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
-        started = time.perf_counter()
+        started = self._started = time.perf_counter()
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
-        self._is_resting = self.rest is not None and self.rest.rests()
-        trees = self._draft_nothing(ready) if self._is_resting else self._draft(ready)
+        self._trial = None
+        if self._switches and len(ready) > 1:
+            self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
+        takes_one = self._trial is not None and self._trial.takes_one()
+        trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
         for sequence in sequences:
@@ -112,9 +118,9 @@ class Planned:
         )
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
-        """Masks of before would cost something to follow, and grow old."""
         for sequence in sequences:
-            self._states[sequence] = _State(self._state(sequence).rates)
+            state = self._state(sequence)
+            state.proposed, state.mask_tree, state.rows = [], NO_DRAFT, sequence.allowance
             self.plans[0, 0, 0] += 1
         return {}
 
@@ -185,25 +191,22 @@ class Planned:
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         started = time.perf_counter()
         commits = decide_all(sequences, blocks, outputs, self.tolerance)
-        decided = time.perf_counter()
         for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
             if commit.tokens:
                 self._learn(sequence, commit)
                 self._renew(sequence, block, output, commit)
-        self._count(blocks, commits, decided - started, time.perf_counter() - started)
+        self._count(blocks, commits, time.perf_counter() - started)
         return commits
 
-    def _count(self, blocks: list[Block], commits: list[Commit], deciding: float, commit_seconds: float) -> None:
-        """What the step brought and took, and what a plain one would have."""
+    def _count(self, blocks: list[Block], commits: list[Commit], commit_seconds: float) -> None:
         masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
-        context, count = sum(block.start for block in blocks) // len(blocks), len(blocks)
-        seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=count)
+        context = sum(block.start for block in blocks) // len(blocks)
+        seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
         tokens = sum(len(commit.tokens) for commit in commits)
         self.pace.stepped(tokens, seconds, commit_seconds)
-        if self.rest is not None and tokens and not self._is_resting:
-            plain = self.cost(sum(block.pending for block in blocks), context=context, sequences=count) + deciding
-            writing = sum(1 for commit in commits if commit.tokens)
-            self.rest.stepped(tokens, seconds + self.pace.overhead, writing, plain)
+        # Steps that read prompts say nothing of how fast answers are written.
+        if self._trial is not None and all(block.pending == 1 for block in blocks):
+            self._trial.stepped(tokens, time.perf_counter() - self._started)
 
     def _learn(self, sequence: Sequence, commit: Commit) -> None:
         """How the proposals did, whether they were run or not: the text is known as far as it was emitted."""

@@ -1,5 +1,7 @@
 """Running estimates that the planner steers by: acceptance by depth of mask, the pace, what drafters bring."""
 
+import statistics
+
 _PRIOR = 0.7
 _PRIOR_WEIGHT = 6.0
 _MOST = 0.98
@@ -7,9 +9,10 @@ _HALF_LIFE = 120
 """Observations after which an old one counts half: a text changes its nature within some sentences."""
 _STEPS = 32
 """Steps over which the pace is taken."""
-_TRIAL, _REST, _LONGEST_REST = 24, 128, 1024
-"""Steps over which several tokens at a time are judged, and for which they rest if they do not pay; twice as long each
-time in a row."""
+_TRIAL, _EVERY = 30, 6
+"""Steps of a trial, and every which of them takes one token at a time."""
+_HOLDS, _LONGEST = 256, 1024
+"""Steps for which its outcome holds; twice as long each time in a row that one token at a time has won."""
 _PROBE = 40
 """A drafter that does not pay is asked again after so many steps."""
 
@@ -96,32 +99,47 @@ class Use:
             self.tokens += 0.1 * (tokens - self.tokens)
 
 
-class Rest:
-    """Whether several tokens at a time pay at all, drafting and planning included. If not, decoding rests, plain:
-    a batch that uses the machine up, or a text that nobody can foretell, is never slower than without us."""
+class Trial:
+    """Whether several tokens at a time pay in a batch of some size, by the clock. If not, decoding is plain for a
+    while: a batch that uses the machine up, or texts that nobody can foretell, are never slower than without us.
+
+    The cost curve will not do here: it was measured on one sequence, and what batches cost beside the forward is not in
+    it. The two kinds of steps take turns, so that the machine's moods hit both.
+    """
 
     def __init__(self) -> None:
-        self._length = _REST
+        self._number = 0
         self._left = 0
-        self._begin()
+        self._holds = _HOLDS
+        self._one_wins = False
+        self._takes_one = False
+        self._seen: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+        """Whether one token was taken at a time -> tokens and seconds of such steps."""
 
-    def _begin(self) -> None:
-        self._steps = self._tokens = self._plain_tokens = 0
-        self._seconds = self._plain_seconds = 0.0
+    def takes_one(self) -> bool:
+        """Asked before every step: whether to take one token at a time in it."""
+        if self._left:
+            self._left -= 1
+            self._takes_one = self._one_wins
+        else:
+            self._number += 1
+            self._takes_one = self._number % _EVERY == 0
+        return self._takes_one
 
-    def rests(self) -> bool:
-        """Asked once a step."""
-        self._left = max(0, self._left - 1)
-        return self._left > 0
-
-    def stepped(self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float) -> None:
-        """What a step brought and took, and what a plain one would have."""
-        self._steps += 1
-        self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
-        self._plain_tokens, self._plain_seconds = self._plain_tokens + plain_tokens, self._plain_seconds + plain_seconds
-        if self._steps < _TRIAL:
+    def stepped(self, tokens: int, seconds: float) -> None:
+        if self._left:
             return
-        pays = self._tokens * self._plain_seconds >= self._plain_tokens * self._seconds
-        self._left = 0 if pays else self._length + 1
-        self._length = _REST if pays else min(2 * self._length, _LONGEST_REST)
-        self._begin()
+        self._seen[self._takes_one].append((tokens, seconds))
+        if self._number < _TRIAL or len(self._seen[True]) < _TRIAL // _EVERY:
+            return
+        self._one_wins = _pace_of(self._seen[True]) > _pace_of(self._seen[False])
+        self._left = self._holds
+        self._holds = min(2 * self._holds, _LONGEST) if self._one_wins else _HOLDS
+        self._number = 0
+        self._seen = {False: [], True: []}
+
+
+def _pace_of(steps: list[tuple[int, float]]) -> float:
+    """Tokens per second. A step that was held up by others counts no more than two."""
+    most = 2 * statistics.median(seconds for _, seconds in steps)
+    return sum(tokens for tokens, _ in steps) / sum(min(seconds, most) for _, seconds in steps)

@@ -1,5 +1,6 @@
 """The engine: `step` is the architecture. It speaks token ids; text is made at its edge, for stops and strides."""
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -12,7 +13,10 @@ from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
+from stridelm.params import InputError
 from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -69,6 +73,7 @@ class Engine:
 
     def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
         """Somebody's request broke the step. By themselves the others get on, and it fails."""
+        log.info("a step of %d sequences failed: each is run by itself", len(batch))
         for sequence in batch:
             table = cast(Table, sequence.table)
             self.forward.cache.truncate(table, table.length)
@@ -80,6 +85,8 @@ class Engine:
         return events
 
     def _fail(self, sequence: Sequence, error: Exception) -> tuple[Sequence, Exception]:
+        if not isinstance(error, InputError):
+            log.error("a sequence failed", exc_info=error)
         self.remove(sequence)
         return sequence, error
 
