@@ -147,6 +147,7 @@ class Bench:
 
     def _ours(self, prompt: Prompt, settings: DecodeSettings) -> Run:
         started = time.perf_counter()
+        self.model.forget()
         result: Result = self.model.generate(prompt.text, self.params, decoder=settings, raw=prompt.raw)
         seconds, stats = time.perf_counter() - started, result.stats
         return Run(

@@ -62,6 +62,7 @@ def subjects(tokens: int, threads: int) -> dict[str, Callable[[str], tuple[list[
     params = SamplingParams(max_tokens=tokens, logit_bias=dict.fromkeys(eos, float("-inf")))
 
     def run_ours(prompt: str, decoder: str) -> tuple[list[int], float]:
+        ours.forget()
         result = ours.generate(prompt, params, decoder=decoder)
         return list(result.token_ids), result.stats.tokens_per_forward
 

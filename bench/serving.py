@@ -1,12 +1,12 @@
 """Throughput of `stridelm serve` under load: the built-in model, float32, greedy, users who ask again and again.
 
-    python bench/serving.py [--rounds 8] [--tokens 64] [--users 1 2 4 8 16] [--json bench/results/serving.json]
+    python bench/serving.py [--rounds 8] [--seconds 8] [--users 1 2 4 8 16] [--json bench/results/serving.json]
 
-A real server, spoken to over HTTP. In every round, for every number of users, plain decoding and `auto` take turns on
-the same prompts, all users at once; eight users also ask one after the other. A ratio is that of two throughputs of one
-round, so that a slow moment of the machine hits both. Prompts are read before the clock starts: reading them costs both
-the same, and what is measured is how fast answers are written. An answer ends where the model ends it, at the same
-place for both.
+A real server, spoken to over HTTP. So many users each ask, read the answer and ask the next thing; after a short start
+the tokens of a window are counted by the server's own counter. In every round plain decoding and `auto` take turns with
+the same prompts, for every number of users. A ratio is that of two windows of one round, so that a slow moment of the
+machine hits both. Prompts are read once before: reading them costs both the same, and what is measured is how fast
+answers are written. All answers that both have finished are compared.
 """
 
 import argparse
@@ -32,18 +32,22 @@ from plain import machine
 from stridelm.prompts import read_prompts
 
 PLAIN, AUTO = "autoregressive", "auto"
-SEQUENTIAL_USERS = 8
+ALONE, TOGETHER = 1, 8
 BAR = 0.97
+COUNTERS = ("vllm:generation_tokens_total", "stridelm:forwards_total")
+START_SECONDS = 2.0
+CACHE_TOKENS = 32768
 
 
 @dataclass(frozen=True)
-class Burst:
-    """Answers to some prompts, asked at once or one after the other."""
+class Window:
+    """What the server wrote in some seconds."""
 
     seconds: float
-    tokens: int
-    forwards: int
-    texts: tuple[str, ...]
+    tokens: float
+    forwards: float
+    texts: dict[str, str]
+    """Prompt -> answer, of those that were finished."""
 
     @property
     def throughput(self) -> float:
@@ -84,46 +88,53 @@ async def ask(client: httpx.AsyncClient, prompt: str, decoder: str, tokens: int)
     return reply.json()
 
 
-async def burst(
-    client: httpx.AsyncClient, prompts: list[str], decoder: str, tokens: int, *, at_once: bool = True
-) -> Burst:
-    started = time.perf_counter()
-    if at_once:
-        replies = await asyncio.gather(*(ask(client, prompt, decoder, tokens) for prompt in prompts))
-    else:
-        replies = [await ask(client, prompt, decoder, tokens) for prompt in prompts]
-    return Burst(
-        time.perf_counter() - started,
-        sum(reply["usage"]["completion_tokens"] for reply in replies),
-        sum(reply["stride"]["forwards"] for reply in replies),
-        tuple(reply["choices"][0]["message"]["content"] for reply in replies),
-    )
+async def counters(client: httpx.AsyncClient) -> tuple[float, ...]:
+    text = (await client.get("/metrics")).text
+    found = dict(re.findall(r"^([\w:]+)\{[^}]*\} ([\d.e+]+)$", text, flags=re.MULTILINE))
+    return tuple(float(found[name]) for name in COUNTERS)
+
+
+async def window(client: httpx.AsyncClient, prompts: list[list[str]], decoder: str, options: Any) -> Window:
+    """One list of prompts per user."""
+    texts: dict[str, str] = {}
+
+    async def use(own: list[str]) -> None:
+        for prompt in own:
+            reply = await ask(client, prompt, decoder, options.tokens)
+            texts[prompt] = reply["choices"][0]["message"]["content"]
+
+    users = [asyncio.create_task(use(own)) for own in prompts]
+    await asyncio.sleep(START_SECONDS)
+    started, before = time.perf_counter(), await counters(client)
+    await asyncio.sleep(options.seconds)
+    seconds, after = time.perf_counter() - started, await counters(client)
+    assert not any(user.done() for user in users), "a user ran out of prompts, or failed"
+    for user in users:
+        user.cancel()
+    await asyncio.gather(*users, return_exceptions=True)
+    return Window(seconds, after[0] - before[0], after[1] - before[1], texts)
 
 
 async def measure(address: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One entry per round and cell."""
+    """One entry per round and number of users."""
     pool = [str(line.prompt) for file in (MATHS, KINDS) for line in read_prompts(file)]
     shuffled = random.Random(options.seed)
     measured: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=address, timeout=600) as client:
         for number in range(options.rounds):
             for users in options.users:
-                prompts = shuffled.sample(pool, users)
-                await burst(client, prompts, PLAIN, 1)
+                drawn = shuffled.sample(pool, 24 + 3 * users)  # more than a window has time for
+                await asyncio.gather(*(ask(client, prompt, PLAIN, 1) for prompt in drawn))
+                prompts = [drawn[user::users] for user in range(users)]
                 order = (PLAIN, AUTO) if number % 2 else (AUTO, PLAIN)
-                found = {name: await burst(client, prompts, name, options.tokens) for name in order}
-                entry = _entry(number, users, found)
-                if users == SEQUENTIAL_USERS:
-                    for name in order:
-                        alone = await burst(client, prompts, name, options.tokens, at_once=False)
-                        entry[f"{name} one by one"] = alone.throughput
-                measured.append(entry)
-                print(f"round {number + 1}, {users} users: {AUTO}/{PLAIN} {entry['ratio']:.2f}", flush=True)
+                found = {name: await window(client, prompts, name, options) for name in order}
+                measured.append(_entry(number, users, found))
+                print(f"round {number + 1}, {users} users: {measured[-1]}", flush=True)
     return measured
 
 
-def _entry(number: int, users: int, found: dict[str, Burst]) -> dict[str, Any]:
-    same = sum(ours == theirs for ours, theirs in zip(found[AUTO].texts, found[PLAIN].texts, strict=True))
+def _entry(number: int, users: int, found: dict[str, Window]) -> dict[str, Any]:
+    both = found[AUTO].texts.keys() & found[PLAIN].texts.keys()
     return {
         "round": number,
         "users": users,
@@ -131,17 +142,20 @@ def _entry(number: int, users: int, found: dict[str, Burst]) -> dict[str, Any]:
         AUTO: found[AUTO].throughput,
         "ratio": found[AUTO].throughput / found[PLAIN].throughput,
         "tokens per forward": found[AUTO].tokens / found[AUTO].forwards,
-        "same": same,
+        "compared": len(both),
+        "same": sum(found[AUTO].texts[prompt] == found[PLAIN].texts[prompt] for prompt in both),
     }
 
 
 def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_users = {
+        users: [entry for entry in measured if entry["users"] == users]
+        for users in {each["users"] for each in measured}
+    }
     lines: list[dict[str, Any]] = []
-    for users in sorted({entry["users"] for entry in measured}):
-        own = [entry for entry in measured if entry["users"] == users]
-        ratios = [entry["ratio"] for entry in own]
-        low, mean, high = interval(ratios)
-        line = {
+    for users, own in sorted(by_users.items()):
+        low, mean, high = interval([entry["ratio"] for entry in own])
+        line: dict[str, Any] = {
             "users": users,
             "plain tokens/s": statistics.median(entry[PLAIN] for entry in own),
             "auto tokens/s": statistics.median(entry[AUTO] for entry in own),
@@ -149,13 +163,15 @@ def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "low": low,
             "high": high,
             "tokens per forward": statistics.mean(entry["tokens per forward"] for entry in own),
-            "same": f"{sum(entry['same'] for entry in own)} of {users * len(own)}",
+            "same": f"{sum(entry['same'] for entry in own)} of {sum(entry['compared'] for entry in own)}",
             "never below plain": high >= BAR,
         }
-        if users == SEQUENTIAL_USERS:
+        if users == TOGETHER and ALONE in by_users:
             for name in (PLAIN, AUTO):
-                gains = [entry[name] / entry[f"{name} one by one"] for entry in own]
-                line[f"{name}: at once over one by one"] = interval(gains)
+                pairs = zip(own, by_users[ALONE], strict=True)
+                line[f"{name}: {TOGETHER} users over one after the other"] = interval(
+                    [a[name] / b[name] for a, b in pairs]
+                )
         lines.append(line)
     return lines
 
@@ -172,12 +188,13 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64, help="the most tokens of an answer")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a window")
+    parser.add_argument("--tokens", type=int, default=96, help="the most tokens of an answer")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--seed", type=int, default=0, help="which prompts are drawn")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
-    with server([]) as address:
+    with server(["--cache-tokens", str(CACHE_TOKENS)]) as address:
         measured = asyncio.run(measure(address, options))
     lines = summary(measured)
     for line in lines:

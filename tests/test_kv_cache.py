@@ -257,3 +257,14 @@ def test_check_integrity_sees_a_wrong_count_and_a_shared_write() -> None:
     cache.references[table.blocks[0]] += 1
     with pytest.raises(AssertionError, match="shared"):
         cache.check_integrity()
+
+
+def test_what_is_forgotten_is_read_anew_and_what_is_in_use_stays() -> None:
+    cache = KVCache(8 * BLOCK_SIZE)
+    text = list(range(40))
+    first = text_in(cache, text)
+    cache.forget()
+    assert cache.adopt(text).length == 0
+    assert content(cache, first, 0) == text
+    cache.publish(first, text)
+    cache.check_integrity()

@@ -98,6 +98,9 @@ def test_our_own_servers_figures(chat: Call, server: FakeOpenAI) -> None:
     run = chat(lines=("Hello", "/stats"))
     assert "; strides 1 3 2\n" in run.err
     assert "exact with respect to tiny" in run.err
+    lengths = {"stride": OURS["stride"] | {"lengths": [1, 2, 3]}}
+    server.answers = [streams("One", " two", " three", usage=6, **OURS | lengths)]
+    assert "; strides 1 2 3\n" in chat().err
 
 
 @pytest.mark.parametrize(

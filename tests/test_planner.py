@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stridelm.decode import rates
 from stridelm.decode.cost import Cost
 from stridelm.decode.planner import Outlook, Plan, choose, gains, path_probabilities
+from stridelm.decode.rates import Trial
 from stridelm.types import NO_DRAFT, ROOT, DraftTree
 
 CPU = Cost((1, 2, 4, 6, 9, 16, 25), (1.0, 1.1, 1.35, 1.5, 1.6, 1.95, 2.5), masks=0.05, mask_row=0.01)
@@ -196,3 +198,52 @@ def test_two_stages_where_many_masks_are_scored_in_vain() -> None:
     assert not cost.is_cheaper_in_two_stages(masks=8, needed=8)
     assert not cost.is_cheaper_in_two_stages(masks=16, needed=8)
     assert cost.is_cheaper_in_two_stages(masks=32, needed=8)
+
+
+# Trials of a batch
+
+
+def outcome(seconds_of_one: float, seconds_of_several: float, tokens_of_several: int) -> tuple[list[bool], list[bool]]:
+    """Whether one token was taken at a time: in the steps of the trial, and in those after it."""
+    trial = Trial()
+    chosen: list[bool] = []
+    for _ in range(2 * rates._TRIAL):
+        takes_one = trial.takes_one()
+        chosen.append(takes_one)
+        trial.stepped(8 if takes_one else tokens_of_several, seconds_of_one if takes_one else seconds_of_several)
+    return chosen[: rates._TRIAL], chosen[rates._TRIAL :]
+
+
+def test_a_batch_in_which_several_tokens_pay_goes_on_with_them() -> None:
+    during, after = outcome(1.0, 1.5, 16)
+    assert during.count(True) == rates._TRIAL // rates._EVERY
+    assert not any(after)
+
+
+def test_a_batch_in_which_they_do_not_pay_is_plain() -> None:
+    _, after = outcome(1.0, 2.5, 16)
+    assert all(after)
+
+
+def test_one_slow_step_decides_nothing() -> None:
+    trial = Trial()
+    for number in range(rates._TRIAL):
+        takes_one = trial.takes_one()
+        trial.stepped(8 if takes_one else 16, 100.0 if number == 4 else 1.0)
+    assert not trial.takes_one()
+
+
+def test_what_lost_again_is_tried_less_often() -> None:
+    trial = Trial()
+
+    def until_next_trial() -> int:
+        for _ in range(rates._TRIAL):
+            trial.stepped(8, 1.0 if trial.takes_one() else 2.0)
+        steps = 0
+        while trial.takes_one():
+            trial.stepped(8, 1.0)
+            steps += 1
+        return steps
+
+    lengths = [until_next_trial() for _ in range(4)]
+    assert [round(steps / rates._HOLDS) for steps in lengths] == [1, 2, 4, 4]

@@ -65,6 +65,7 @@ def test_a_reply_has_openai_s_form(client: TestClient, reference: LanguageModel)
     assert stride["exact"] is True and stride["decoder"] == "auto" and stride["seed"] == 3
     assert stride["exact_to"] == "tiny in float32 on cpu, one token at a time"
     assert stride["tokens_per_forward"] == 8 / stride["forwards"]
+    assert sum(stride["lengths"]) == 8 and len(stride["lengths"]) == stride["forwards"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from collections.abc import Sequence as Items
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
@@ -172,7 +171,8 @@ class LanguageModel:
         raw: bool = False,
     ) -> Result | list[Result]:
         """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
-        if isinstance(prompt, str) or _is_chat(prompt):
+        is_chat = bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+        if isinstance(prompt, str) or is_chat:
             return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
         return self._generate(cast(list[Prompt], prompt), params, decoder, raw)
 
@@ -203,6 +203,11 @@ class LanguageModel:
                 yield stride
         finally:
             answer.close()
+
+    def forget(self) -> None:
+        """Read every text anew from here on: for who times answers to a prompt that was asked before."""
+        with self._turn():
+            self.engine.forward.cache.forget()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The prompt's token ids, checked against what the model takes."""
@@ -341,7 +346,3 @@ class Answer(Iterator[Stride]):
 
     def close(self) -> None:
         self._model._give_up(self.sequence)
-
-
-def _is_chat(prompts: Items[object]) -> bool:
-    return bool(prompts) and all(isinstance(item, Mapping) for item in prompts)

@@ -81,6 +81,7 @@ def run_race(
         ("", decoder, model.twin()),
     ):
         own.stream(prompt, _WARM_UP, decoder=settings, raw=raw).result()
+        own.forget()
         answer = own.stream(prompt, params, decoder=settings, raw=raw)
         lanes.append(Lane(title or f"several: {answer.decoder}", answer))
     if console.is_terminal:

@@ -159,6 +159,7 @@ def measure(
                 plain: Result | None = None
                 for each in settings:
                     progress.update(task, description=f"{what}, {label(each)}")
+                    model.forget()
                     result = model.generate(prompt, params, decoder=each)
                     plain = plain or result
                     if number:

@@ -122,6 +122,7 @@ class RemoteReply:
         stride, usage = self._told.get("stride", {}), self._told.get("usage", {})
         speculation = self._told.get("metrics", {}).get("speculative_decoding")
         strides, histogram = _strides(speculation if isinstance(speculation, dict) else {})
+        strides = tuple(_counts(stride.get("lengths"))) or strides
         return Report(
             seconds=self._last - self._started,
             first=None if self._first is None else self._first - self._started,

@@ -113,6 +113,10 @@ class KVCache:
             table.last_published = self.index.add(table.last_published, held, table.blocks[table.published])
             table.published += 1
 
+    def forget(self) -> None:
+        """No text starts from what earlier ones have left."""
+        self.index.drop(range(self.block_count))
+
     def shared_blocks(self, tokens: Items[int]) -> int:
         """How many blocks `adopt` would share that others hold."""
         known, _ = self.index.find(tokens[: max(0, len(tokens) - 1)])

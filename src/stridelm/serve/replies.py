@@ -18,13 +18,14 @@ class Report:
     def __init__(self, context: Context, request: TextRequest, plan: Plan, prompts: list[list[int]]) -> None:
         self._context, self._request, self._plan = context, request, plan
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self._tokens = self._forwards = self._drafted = 0
+        self._drafted = 0
+        self._lengths: list[int] = []
+        """Tokens of every forward pass, in the order in which they came."""
         self._steps: Counter[int] = Counter()
         """How many of the passes that verified drafts accepted so many."""
 
     def add(self, stride: Stride) -> None:
-        self._tokens += len(stride.tokens)
-        self._forwards += 1
+        self._lengths.append(len(stride.tokens))
         if stride.drafted:
             self._drafted += stride.drafted
             self._steps[sum(source != "model" for source in stride.sources)] += 1
@@ -42,10 +43,11 @@ class Report:
         return said | ({"metrics": self._metrics()} if is_last else {})
 
     def usage(self) -> dict[str, int]:
+        tokens = sum(self._lengths)
         return {
             "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._tokens,
-            "total_tokens": self._prompt_tokens + self._tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
         }
 
     def _metrics(self) -> dict[str, Any]:
@@ -71,8 +73,9 @@ class Report:
             "exact_to": self._context.exact_to,
             "decoder": self._plan.settings.decoder,
             "seed": self._plan.seed,
-            "forwards": self._forwards,
-            "tokens_per_forward": self._tokens / self._forwards if self._forwards else 0.0,
+            "forwards": len(self._lengths),
+            "tokens_per_forward": sum(self._lengths) / len(self._lengths) if self._lengths else 0.0,
+            "lengths": self._lengths,
         }
 
 
