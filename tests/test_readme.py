@@ -10,13 +10,17 @@ import pytest
 
 from stridelm import (
     acceptance_command,
+    chat_command,
     cli,
     export_command,
     generate_command,
     models_command,
+    serve_command,
     train_command,
     tune_command,
 )
+from stridelm.serve.chat_schema import ChatRequest
+from stridelm.settings import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -35,7 +39,10 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    for module in (generate_command, train_command, acceptance_command, tune_command, export_command):
+    for module in (
+        *(generate_command, train_command, acceptance_command, tune_command, export_command),
+        *(serve_command, chat_command),
+    ):
         monkeypatch.setattr(module, "run", asked.append)
     monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))
     monkeypatch.setattr("sys.argv", shlex.split(command))
@@ -43,6 +50,12 @@ def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) 
         cli.main()
     assert ended.value.code == 0
     assert len(asked) == 1
+
+
+def test_the_request_is_one_that_the_server_takes() -> None:
+    (body,) = re.findall(r"-d '(.*?)'", README, re.DOTALL)
+    request = ChatRequest.model_validate_json(body)
+    assert request.model == DEFAULT_MODEL and request.max_tokens == 64
 
 
 def test_tables_are_those_of_the_code_and_of_what_was_measured() -> None:
