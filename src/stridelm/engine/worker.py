@@ -66,7 +66,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Sequences that have not had a step yet."""
+        """Sequences that have no room in the cache yet, or had to give it up."""
         return len(self._arrived) + len(self.engine.scheduler.waiting)
 
     @property
