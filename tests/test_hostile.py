@@ -223,6 +223,28 @@ def test_what_is_odd_and_answered(client: httpx.Client, route: str, fields: dict
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"x" * 10**6: 1},
+        {"model": "x" * 1024},
+        {"tool_choice": "x" * 10**6},
+        {"logit_bias": {"x" * 10**6: 1}},
+        {"stride": {"decoder": "x" * 10**6}},
+        {"stride": {"x" * 10**6: 1}},
+        {"messages": [{"role": "x" * 10**6, "content": ""}]},
+        {"messages": [{"role": "tool", "content": "", "tool_call_id": "x" * 256}]},
+        schema_format({"type": "x" * 10**4}),
+        schema_format({"$ref": "x" * 10**4}),
+        schema_format({"pattern": "(" * 10**4}),
+    ],
+    ids=lambda fields: next(iter(fields))[:20],
+)
+def test_a_refusal_does_not_repeat_all_that_was_said(client: httpx.Client, fields: dict[str, Any]) -> None:
+    reply = post(client, CHAT, BODIES[CHAT] | fields)
+    assert answered(reply) and len(reply.content) < 4000
+
+
+@pytest.mark.parametrize(
     "body",
     [
         pytest.param('{"model": "tiny", "prompt": "\\ud800"}', id="a lone surrogate"),
