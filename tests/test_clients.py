@@ -270,7 +270,7 @@ def test_langchain(server: ThreadServer, client: openai.OpenAI) -> None:
     assert reply.content == said
     assert "".join(str(chunk.content) for chunk in short.stream("hello")) == said
     assert model.with_structured_output(Place, method="json_schema").invoke("hello")
-    called = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke("hello")
+    called = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False, strict=True).invoke("hello")
     (call,) = cast(Any, called).tool_calls
     assert call["name"] == "weather" and weather.invoke(call).content in ("C", "F")
     # It gives back its own messages, and the tool's.
