@@ -20,7 +20,7 @@ from stridelm.model.builtin import builtin_adapter
 from stridelm.model.gated import Gate, attach
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
-from tiny import load_tiny, random_adapter, save_tiny
+from tiny import load_tiny, random_adapter, random_heads, save_tiny
 from training import train as train
 from training import whole as whole
 
@@ -131,6 +131,14 @@ def language_model(converted: Callable[..., tuple[Checkpoint, Gate]], tiny: Call
     """A tiny Llama with a random adapter, and another tiny Llama as its draft model."""
     target, gate = converted("llama")
     return LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
+
+
+@pytest.fixture(scope="module")
+def roomy_model(tiny_folder: TinyFolder) -> LanguageModel:
+    """A tiny Llama that has the parts for every decoder, and a context for descriptions of tools in bytes."""
+    target, draft = (load_tiny(tiny_folder(seed=seed, max_position_embeddings=2048)) for seed in (0, 1))
+    gate = attach(target.network, random_adapter(target))
+    return LanguageModel(target, draft, LoadSettings(cache_tokens=8192), gate, random_heads(target))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,6 +15,9 @@ from stridelm.serve.json_body import JsonReply
 
 log = logging.getLogger(__name__)
 
+_LONGEST_MESSAGE = 500
+_LONGEST_PARAM = 100
+"""Characters. Both may repeat what the request said, which can be megabytes."""
 ErrorBody = dict[str, dict[str, str | int | None]]
 
 
@@ -30,7 +33,12 @@ class ApiError(Exception):
 
     def body(self) -> ErrorBody:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
+        message, param = _cut(self.message, _LONGEST_MESSAGE), self.param and _cut(self.param, _LONGEST_PARAM)
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code or self.status}}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def as_api_error(error: Exception) -> ApiError:

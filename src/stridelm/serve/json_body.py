@@ -6,16 +6,11 @@ from typing import Any
 import orjson
 from fastapi import Request
 from fastapi.routing import APIRoute
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 
-class JsonReply(Response):
-    """An answer as JSON."""
-
-    media_type = "application/json"
-
-    def __init__(self, content: object, status_code: int = 200, headers: dict[str, str] | None = None) -> None:
-        super().__init__(content, status_code, headers)
+class JsonReply(JSONResponse):
+    """An answer as JSON. By its class FastAPI knows that it is not to be described as a string."""
 
     def render(self, content: object) -> bytes:
         return orjson.dumps(content)

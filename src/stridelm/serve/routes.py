@@ -12,7 +12,14 @@ from stridelm.serve.context import Context
 from stridelm.serve.json_body import JsonReply, JsonRoute
 from stridelm.serve.prompts import Prompts
 from stridelm.serve.schema import ERRORS
-from stridelm.serve.text_schema import CompletionRequest, DetokenizeRequest, TokenizeChat, TokenizeRequest
+from stridelm.serve.text_schema import (
+    CompletionRequest,
+    DetokenizeReply,
+    DetokenizeRequest,
+    TokenizeChat,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from stridelm.serve.tool_use import check_functions
 from stridelm.serve.vocabulary import Vocabulary
 
@@ -38,11 +45,11 @@ def make_router(context: Context) -> APIRouter:
     async def completions(http: Request, request: CompletionRequest) -> Response:
         return await answer_completion(http, context, prompts, vocabulary, request)
 
-    @router.post("/tokenize", responses=ERRORS, response_class=JsonReply)
+    @router.post("/tokenize", responses={200: {"model": TokenizeReply}, **ERRORS}, response_class=JsonReply)
     async def tokenize(request: Annotated[TokenizeRequest, Body()]) -> Response:
         return await _tokenize(context, prompts, request)
 
-    @router.post("/detokenize", responses=ERRORS, response_class=JsonReply)
+    @router.post("/detokenize", responses={200: {"model": DetokenizeReply}, **ERRORS}, response_class=JsonReply)
     async def detokenize(request: DetokenizeRequest) -> Response:
         if request.model is not None:
             context.check_model(request.model)

@@ -79,7 +79,8 @@ class TextRequest(Strict):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=1024),
+            # Pydantic describes what a key that fits may have, but not that there are no others.
+            Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from stridelm.serve.chat_schema import Message, Tool
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest, TokenId
@@ -77,3 +77,20 @@ class DetokenizeRequest(Strict):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+class TokenizeReply(BaseModel):
+    """Tokens of a text or a chat."""
+
+    count: int
+    max_model_len: int
+    """The most tokens of a prompt and its answer together."""
+    tokens: list[int]
+    token_strs: list[str] | None
+    """The tokens' names, if they were asked for."""
+
+
+class DetokenizeReply(BaseModel):
+    """Text of tokens."""
+
+    prompt: str
