@@ -1,5 +1,5 @@
-"""Many users of a server at once: a pool of requests whose answers are known beforehand, users who send them in all ways
-that users have, and a watch on the server's memory."""
+"""Many users of a server at once: a pool of requests whose answers are known beforehand, users who send them in all
+ways that users have, and a watch on the server's memory."""
 
 import asyncio
 import json
@@ -54,7 +54,8 @@ def _asked(model: LanguageModel, draw: random.Random, number: int) -> Asked:
     if is_json:
         body["response_format"] = {"type": "json_object"}
     body |= {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
-    params = SamplingParams(**given | {"stop": tuple(given.get("stop", ()))})
+    given["stop"] = tuple(given.get("stop", ()))
+    params = SamplingParams(**given)
     tokens = model.encode(prompt, raw=not is_chat)
     start = compiled(model, {"type": "object"}) if is_json else None
     choices: list[tuple[str, str]] = []
