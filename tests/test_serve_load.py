@@ -22,7 +22,7 @@ from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter
 
 CONTEXT = 2048
-CACHE_TOKENS = 4096
+CACHE_TOKENS = 2048
 """Less than what 64 users need: some answers make room for others and are read again."""
 USERS = int(os.environ.get("STRIDELM_SOAK_USERS", "64"))
 SECONDS = float(os.environ.get("STRIDELM_SOAK_SECONDS", "600"))
