@@ -38,6 +38,8 @@ class Report:
     def chunk(self, trace: list[Forward], *, is_last: bool) -> dict[str, Any]:
         """What a chunk says besides its choice. `trace`: of its own forward; `is_last`: no choice is unfinished."""
         said: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
+        if self._request.counts_on:
+            said["usage"] = self.usage()
         if stride := (self._stride() if is_last else {}) | ({"trace": trace} if trace else {}):
             said["stride"] = stride
         return said | ({"metrics": self._metrics()} if is_last else {})

@@ -45,6 +45,8 @@ class StreamOptions(Strict):
 
     include_usage: bool = False
     """Count the tokens in a chunk of its own, the last one."""
+    continuous_usage_stats: bool = False
+    """Count the tokens so far in every chunk, as vLLM does: benchmark tools ask for it."""
 
 
 class TextRequest(Strict):
@@ -104,6 +106,11 @@ class TextRequest(Strict):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_on(self) -> bool:
+        """Whether every chunk says how many tokens there are so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class ErrorDetail(BaseModel):
