@@ -98,13 +98,11 @@ class User:
 
     async def ask(self, asked: Asked) -> None:
         manner = self._draw.choice(("whole", "whole", "stream", "stream", "slow stream", "left", "left stream"))
-        read = self._stream(asked, manner == "slow stream") if "stream" in manner else self._whole(asked)
+        # One who leaves a stream does so in the text; one who waits for a whole reply, at any moment.
+        most = self._draw.randint(1, 40) if manner == "left stream" else None
+        read = self._stream(asked, manner == "slow stream", most) if "stream" in manner else self._whole(asked)
         try:
-            if "left" in manner:
-                await asyncio.wait_for(read, self._draw.uniform(0, 0.5))
-                manner = "not left in time"
-            else:
-                await read
+            await asyncio.wait_for(read, self._draw.uniform(0, 0.5) if manner == "left" else None)
         except TimeoutError:
             pass
         except (httpx.HTTPError, ValueError, KeyError) as error:
@@ -121,7 +119,8 @@ class User:
         texts = [choice["message"]["content"] if asked.path == CHAT else choice["text"] for choice in choices]
         self._compare(asked, [(text, each["finish_reason"]) for text, each in zip(texts, choices, strict=True)])
 
-    async def _stream(self, asked: Asked, is_slow: bool) -> None:
+    async def _stream(self, asked: Asked, is_slow: bool, most: int | None) -> None:
+        """`most`: after so many events it is left."""
         texts, reasons, last = ["" for _ in asked.choices], ["" for _ in asked.choices], ""
         async with self._client.stream("POST", asked.path, json=asked.body | {"stream": True}) as reply:
             self._tally.statuses[reply.status_code] += 1
@@ -136,6 +135,8 @@ class User:
                     index = choice["index"]
                     texts[index] += choice["delta"].get("content", "") if asked.path == CHAT else choice["text"]
                     reasons[index] += choice["finish_reason"] or ""
+                if most is not None and (most := most - 1) == 0:
+                    return
                 if is_slow:
                     await asyncio.sleep(self._draw.uniform(0, 0.1))
         if last != "[DONE]":
