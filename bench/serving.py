@@ -123,7 +123,7 @@ async def measure(address: str, options: argparse.Namespace) -> list[dict[str, A
     async with httpx.AsyncClient(base_url=address, timeout=600) as client:
         for number in range(options.rounds):
             for users in options.users:
-                drawn = shuffled.sample(pool, 24 + 3 * users)  # more than a window has time for
+                drawn = shuffled.sample(pool, 12 + 2 * users)  # more than a window has time for
                 await asyncio.gather(*(ask(client, prompt, PLAIN, 1) for prompt in drawn))
                 prompts = [drawn[user::users] for user in range(users)]
                 order = (PLAIN, AUTO) if number % 2 else (AUTO, PLAIN)

@@ -176,11 +176,34 @@ def drafters() -> str:
     return "\n".join(lines)
 
 
+def serving() -> str:
+    """The server under load, for the README."""
+    figures = read("serving.json")
+    where = figures["machine"]
+    lines = [
+        "| users | one token at a time | `auto` | ratio (95 %) | tokens per forward |",
+        "|---|---|---|---|---|",
+    ]
+    for line in figures["summary"]:
+        lines.append(
+            f"| {line['users']} | {line['plain tokens/s']:.0f} tokens/s | {line['auto tokens/s']:.0f} tokens/s | "
+            f"{line['ratio']:.2f} ({line['low']:.2f} to {line['high']:.2f}) | {line['tokens per forward']:.2f} |"
+        )
+    rounds = max(entry["round"] for entry in figures["measured"]) + 1
+    same, compared = (sum(entry[name] for entry in figures["measured"]) for name in ("same", "compared"))
+    lines.append(
+        f"\nThe built-in model, greedy, {rounds} rounds; medians, and the mean ratio within a round. {same} of "
+        f"{compared} answers that both finished are identical. {where['processor']}, {where['threads']} threads, "
+        f"float32, {where['date']}."
+    )
+    return "\n".join(lines)
+
+
 TABLES = {
     "objectives": objectives, "objectives cut short": objectives_cut_short, "unverified": unverified,
     "failures": failures, "drafters": drafters,
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
-    "decoders": decoders, "dial": dial, "coupling": coupling,
+    "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
 }  # fmt: skip
 
 

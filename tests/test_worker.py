@@ -49,7 +49,7 @@ def worker(watcher: Watcher) -> Iterator[Worker]:
     yield worker
     if worker.is_healthy:
         worker.stop()
-    assert not worker._thread.is_alive()
+    assert not worker.is_healthy
 
 
 def make(seed: int, params: SamplingParams = ENDLESS) -> Sequence:
@@ -183,7 +183,8 @@ def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypat
 
     asyncio.run(run())
     assert isinstance(worker.failure, ZeroDivisionError) and not worker.is_healthy
-    worker._thread.join()
+    assert worker._rounds is not None
+    worker._rounds.result()
     assert watcher.endings == ["error"] * 3
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import stridelm
+from stridelm.api import LanguageModel
 from stridelm.params import InputError
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import AUTO, LoadSettings
@@ -34,6 +35,7 @@ def run(request: Request) -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"the server needs {missing[0]}: pip install 'stridelm[serve]'")
+    from stridelm.engine.lane import Lane
     from stridelm.serve.lifecycle import Server, bind, make_context
 
     _set_up_logging()
@@ -41,14 +43,8 @@ def run(request: Request) -> None:
     listener = bind(settings)  # before the model is loaded: a port that is taken is told at once
     if settings.api_key is None and not _is_loopback(settings.host):
         log.warning("everyone who reaches %s may use this server: set STRIDELM_API_KEY", settings.host)
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
-    model.warm_up()
+    lane = Lane()
+    model = lane.run(lambda: _load(request)).result()
     name = settings.served_name or _own_name(request.model)
 
     def announce(address: str) -> None:
@@ -58,7 +54,20 @@ def run(request: Request) -> None:
             flush=True,
         )
 
-    Server(make_context(model, settings, name), announce).run([listener])
+    Server(make_context(model, settings, name, lane), announce).run([listener])
+
+
+def _load(request: Request) -> LanguageModel:
+    """The model, with everything measured and loaded that a request may ask for."""
+    model = stridelm.load(
+        request.model,
+        adapter=request.adapter,
+        draft_model=request.draft_model,
+        heads=request.heads,
+        settings=request.load,
+    )
+    model.warm_up()
+    return model
 
 
 def _own_name(model: str) -> str:

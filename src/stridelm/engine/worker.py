@@ -4,9 +4,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Literal, Protocol
 
 from stridelm.engine.engine import Engine
+from stridelm.engine.lane import Lane
 from stridelm.params import InputError
 from stridelm.types import FinishReason, Sequence, Stride
 
@@ -34,7 +36,8 @@ class EngineStopped(Exception):
 class Worker:
     """Runs steps as long as there is something to run. Nothing here waits for a step but `stop`."""
 
-    def __init__(self, engine: Engine, observers: Iterable[Observer] = ()) -> None:
+    def __init__(self, engine: Engine, observers: Iterable[Observer] = (), lane: Lane | None = None) -> None:
+        """`lane`: where the model was loaded, best; a lane of its own otherwise."""
         self.engine = engine
         self.failure: BaseException | None = None
         """Why the engine crashed."""
@@ -44,25 +47,28 @@ class Worker:
         self._left: deque[Sequence] = deque()
         self._receivers: dict[Sequence, Receive] = {}
         self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="stridelm-engine", daemon=True)
+        self._lane = lane or Lane()
+        self._rounds: Future[None] | None = None
+        """Done when no more steps are run."""
 
     def add_observer(self, observer: Observer) -> None:
         """Before the start."""
         self._observers.append(observer)
 
     def start(self) -> None:
-        self._thread.start()
+        self._rounds = self._lane.run(self._run)
 
     def stop(self) -> None:
         """Give up what is not finished, and wait for the step that runs."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
-        self._thread.join()
+        if self._rounds is not None:
+            self._rounds.result()
 
     @property
     def is_healthy(self) -> bool:
-        return self.failure is None and self._thread.is_alive()
+        return self.failure is None and self._rounds is not None and not self._rounds.done()
 
     @property
     def waiting(self) -> int:

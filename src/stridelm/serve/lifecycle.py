@@ -17,6 +17,7 @@ from types import FrameType
 import uvicorn
 
 from stridelm.api import LanguageModel
+from stridelm.engine.lane import Lane
 from stridelm.engine.worker import Worker
 from stridelm.params import InputError
 from stridelm.serve.app import create_app
@@ -35,10 +36,10 @@ _FAREWELL_SECONDS = 5
 """For the last bytes of answers to reach clients that read slowly."""
 
 
-def make_context(model: LanguageModel, settings: ServeSettings, name: str) -> Context:
-    """`name`: the model's, in requests and replies."""
+def make_context(model: LanguageModel, settings: ServeSettings, name: str, lane: Lane | None = None) -> Context:
+    """`name`: the model's, in requests and replies; `lane`: where it was loaded."""
     model.engine.scheduler.most_sequences = settings.max_sequences
-    return Context(model, Worker(model.engine), settings, Grammars(model, settings), name)
+    return Context(model, Worker(model.engine, lane=lane), settings, Grammars(model, settings), name)
 
 
 def bind(settings: ServeSettings) -> socket.socket:
