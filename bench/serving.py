@@ -56,10 +56,10 @@ class Window:
 
 @contextmanager
 def server(arguments: list[str]) -> Iterator[str]:
-    """A server of its own; gives its address."""
+    """A server of its own; gives its address. Its log is not kept: a pipe that nobody reads would fill and stop it."""
     command = [sys.executable, "-m", "stridelm", "serve", "--port", "0", *arguments]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     try:
         yield _address(process)
     finally:
