@@ -10,6 +10,7 @@ import pytest
 
 from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, bytes_of, compiled, is_person, naive
 from reference import reference
+from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
 from stridelm.decode.speculative import Speculative
@@ -38,7 +39,7 @@ def run(model: LanguageModel, sequences: list[Sequence]) -> None:
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
-        model.engine.step()
+        step_of(model.engine)
 
 
 def make(model: LanguageModel, decoder: str, params: SamplingParams, grammar: Grammar | None, text: str) -> Sequence:
