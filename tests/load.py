@@ -16,10 +16,10 @@ import numpy as np
 from asking import CHAT, TEXT
 from grammars import compiled
 from real_server import NAME, PATIENCE
+from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.settings import PLAIN, DecodeSettings
-from stridelm.types import Stride
 
 DECODERS = ("auto", PLAIN, "ngram", "draft", "self", "ensemble")
 """All that promise the text of one token at a time."""
@@ -65,8 +65,7 @@ def _asked(model: LanguageModel, draw: random.Random, number: int) -> Asked:
         model.engine.add(sequence)
         text = ""
         while sequence.finish_reason is None:
-            for _, stride in model.engine.step():
-                assert isinstance(stride, Stride)
+            for _, stride in step_of(model.engine):
                 text += stride.text
         choices.append((text, sequence.finish_reason))
     return Asked(CHAT if is_chat else TEXT, body, choices)

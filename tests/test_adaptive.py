@@ -13,6 +13,7 @@ import torch
 
 import stridelm
 from reference import NEAR_TIE, decide, mask_row_outputs, reference, softmax
+from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.decode.adaptive import Adaptive
@@ -121,9 +122,7 @@ def run(
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
-        for sequence, stride in model.engine.step():
-            if isinstance(stride, Exception):
-                raise stride
+        for sequence, stride in step_of(model.engine):
             strides[sequence].append(stride)
         model.engine.forward.cache.check_integrity()
     assert model.engine.forward.cache.free_blocks == model.engine.forward.cache.block_count

@@ -181,9 +181,9 @@ def test_forbidden_drafts_are_not_run(decoder: str, language_model: LanguageMode
     sequence.policy = policy
     plan, seen = policy.plan, 0
 
-    def look(sequences: list[Sequence]) -> list:
+    def look(sequences: list[Sequence], others: int = 0) -> list:
         nonlocal seen
-        (block,) = blocks = plan(sequences)
+        (block,) = blocks = plan(sequences, others)
         for node, (token, parent) in enumerate(zip(block.tree.tokens, block.tree.parents, strict=True)):
             path = [token]
             while parent >= 0:
