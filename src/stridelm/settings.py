@@ -7,6 +7,9 @@ from stridelm.params import InputError
 DEFAULT_MODEL = "smollm2"
 """The built-in one."""
 DTYPES = ("float32", "bfloat16", "float16")
+BACKENDS = ("auto", "native", "torch")
+QUANTIZE = ("q8", "q4")
+ACTIVATIONS = ("int16", "int8")
 LARGEST_CACHE = 2**24
 
 
@@ -22,8 +25,23 @@ class LoadSettings:
     """CPU threads; 0 takes one per core."""
     cache_tokens: int = 16384
     """Room of the KV cache, shared by all answers in flight."""
+    backend: str = "auto"
+    """native: kernels for 4-bit and 8-bit weights on a CPU with AVX2; torch: all else; auto takes the native one where it
+    fits, which it does for the built-in model and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
+    quantize: str | None = None
+    """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. What it says then differs from
+    what it says in float32; how much is measured and stated."""
+    activations: str = "int16"
+    """Of the native backend: int16, or int8, which is quicker with 4-bit weights and further from float32."""
 
     def __post_init__(self) -> None:
+        for name, known in (("backend", BACKENDS), ("quantize", (None, *QUANTIZE)), ("activations", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"there is no {name} {getattr(self, name)!r}: {', '.join(filter(None, known))} are known"
+                )
+        if self.quantize and self.backend == "torch":
+            raise InputError("quantize is for the native backend: leave out --backend torch")
         if self.dtype not in DTYPES:
             raise InputError(f"there is no dtype {self.dtype!r}: {', '.join(DTYPES)} are known")
         if not 0 <= self.threads <= 4096:

