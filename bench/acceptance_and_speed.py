@@ -34,7 +34,7 @@ from stridelm.decode.speculative import Speculative
 from stridelm.engine.engine import Engine
 from stridelm.model.encode import encode_prompt
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.kv_cache import Table
 from stridelm.model.load import load_checkpoint
 from stridelm.settings import DEFAULT_MODEL
 from stridelm.types import Block, Commit, DraftTree, Output, Rows, Sequence
@@ -90,8 +90,8 @@ class KnowingDrafter:
 class TimedForward(TorchForward):
     """Notes how long forwards take, by their rows."""
 
-    def __init__(self, network: PreTrainedModel, cache: KVCache) -> None:
-        super().__init__(network, cache)
+    def __init__(self, network: PreTrainedModel, cache_tokens: int) -> None:
+        super().__init__(network, cache_tokens)
         self.seconds: dict[int, list[float]] = defaultdict(list)
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
@@ -119,7 +119,7 @@ class Subject:
 
     def __init__(self, tokens: int, threads: int) -> None:
         self.checkpoint = load_checkpoint(DEFAULT_MODEL, LoadSettings(device="cpu", threads=threads))
-        self.forward = TimedForward(self.checkpoint.network, KVCache(4096))
+        self.forward = TimedForward(self.checkpoint.network, 4096)
         self.engine = Engine(self.forward, self.checkpoint.tokenizer)
         self.params = SamplingParams(max_tokens=tokens)
 

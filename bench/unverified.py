@@ -166,7 +166,7 @@ class Bench:
             self._print(subject, setting_name(entry), measured[-1])
             if settings.decoder == "static" and settings.k and settings.k > (longest[0] if longest else 1):
                 longest = settings.k, results, judged
-        made = circumstances(model.target.network.device)
+        made = circumstances(model.target.device)
         del made["command"]  # it would name `stridelm`
         return {
             "model": subject.model,

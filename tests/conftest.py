@@ -11,13 +11,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: tests nev
 import torch
 from hypothesis import settings
 
+from assembly import assembled
 from command_line import call as call
 from counting import Conversion, convert_counting
 from stridelm.api import LanguageModel
 from stridelm.decode.cost import Cost
 from stridelm.model.adapter import load_adapter
 from stridelm.model.builtin import builtin_adapter
-from stridelm.model.gated import Gate, attach
+from stridelm.model.gated import TorchGate, attach
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter, random_heads, save_tiny
@@ -93,11 +94,11 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Conversi
 
 
 @pytest.fixture(scope="session")
-def converted(tiny_folder: TinyFolder) -> Callable[..., tuple[Checkpoint, Gate]]:
+def converted(tiny_folder: TinyFolder) -> Callable[..., tuple[Checkpoint, TorchGate]]:
     """A tiny model with a random adapter, loaded once per family: a network takes one adapter, once."""
-    loaded: dict[str, tuple[Checkpoint, Gate]] = {}
+    loaded: dict[str, tuple[Checkpoint, TorchGate]] = {}
 
-    def get(family: str = "llama") -> tuple[Checkpoint, Gate]:
+    def get(family: str = "llama") -> tuple[Checkpoint, TorchGate]:
         if family not in loaded:
             checkpoint = load_tiny(tiny_folder(family))
             loaded[family] = checkpoint, attach(checkpoint.network, random_adapter(checkpoint))
@@ -120,17 +121,19 @@ def builtin(builtin_checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 
 
 @pytest.fixture(scope="session")
-def builtin_gate(builtin_checkpoint: Checkpoint) -> Gate | None:
+def builtin_gate(builtin_checkpoint: Checkpoint) -> TorchGate | None:
     """The adapter that comes with the package, if it does."""
     folder = builtin_adapter()
     return None if folder is None else attach(builtin_checkpoint.network, load_adapter(folder))
 
 
 @pytest.fixture
-def language_model(converted: Callable[..., tuple[Checkpoint, Gate]], tiny: Callable[..., Checkpoint]) -> LanguageModel:
+def language_model(
+    converted: Callable[..., tuple[Checkpoint, TorchGate]], tiny: Callable[..., Checkpoint]
+) -> LanguageModel:
     """A tiny Llama with a random adapter, and another tiny Llama as its draft model."""
     target, gate = converted("llama")
-    return LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
+    return assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +141,7 @@ def roomy_model(tiny_folder: TinyFolder) -> LanguageModel:
     """A tiny Llama that has the parts for every decoder, and a context for descriptions of tools in bytes."""
     target, draft = (load_tiny(tiny_folder(seed=seed, max_position_embeddings=2048)) for seed in (0, 1))
     gate = attach(target.network, random_adapter(target))
-    return LanguageModel(target, draft, LoadSettings(cache_tokens=8192), gate, random_heads(target))
+    return assembled(target, draft, LoadSettings(cache_tokens=8192), gate, random_heads(target))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

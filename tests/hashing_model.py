@@ -4,11 +4,10 @@ nothing else. One wrong block, and it says something else. It takes microseconds
 from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
 from stridelm.types import Output, Rows
@@ -24,41 +23,61 @@ def contributions(tokens: Any, positions: Any) -> np.ndarray:
     return (np.asarray(tokens, dtype=np.uint64) + np.uint64(1)) * _WEIGHTS[np.asarray(positions, dtype=np.int64)]
 
 
-def logits_of(hashes_W: np.ndarray) -> torch.Tensor:
+def logits_of(hashes_W: np.ndarray) -> np.ndarray:
     """From what rows have seen to what they say: any bit changes everything."""
     words_WV = hashes_W[:, None] + _STEPS
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         words_WV = (words_WV ^ (words_WV >> np.uint64(shift))) * np.uint64(factor)
-    return torch.from_numpy((words_WV >> np.uint64(40)).astype(np.float32) / 2**21)
+    return (words_WV >> np.uint64(40)).astype(np.float32) / np.float32(2**21)
+
+
+class TokenMemory:
+    """Keeps `kv_cache.KVMemory`: of every slot just the token."""
+
+    def __init__(self, slots: int) -> None:
+        self.tokens = np.full(slots, -1)
+
+    def move(self, target: np.ndarray, source: np.ndarray) -> None:
+        self.tokens[target] = self.tokens[source]
 
 
 class HashForward:
-    """In the place of a TorchForward."""
+    """In the place of a TorchForward. Hands out numpy arrays, as a native backend does."""
 
-    def __init__(self, cache: KVCache) -> None:
-        self.cache = cache
+    gate, width, layers, longest, identity = None, 1, 1, CONTEXT, ()
+
+    def __init__(self, blocks: int) -> None:
+        self.memory = TokenMemory(blocks * BLOCK_SIZE)
+        self.cache = KVCache(blocks * BLOCK_SIZE, self.memory)
         self.rows = 0
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         self.rows += len(rows.ids_Q)
         counts = [segment.stop - segment.start for segment in rows.segments]
         slots = [self.cache.append(table, count) for table, count in zip(tables, counts, strict=True)]
-        tokens_1Q1 = torch.from_numpy(rows.ids_Q).float().view(1, -1, 1)
-        self.cache.write(0, torch.from_numpy(np.concatenate(slots)), tokens_1Q1, -tokens_1Q1)
+        self.memory.tokens[np.concatenate(slots)] = rows.ids_Q
         return [self._output(rows, block, table) for block, table in enumerate(tables)]
 
     def _output(self, rows: Rows, block: int, table: Table) -> Output:
         segment, start = rows.segments[block], rows.starts[block]
         assert table.length == start, "the block does not begin where the cache ends"
-        slots = self.cache.reading_slots(table)
-        keys, values = self.cache.read(0, slots if isinstance(slots, slice) else torch.from_numpy(slots))
-        assert torch.equal(keys, -values)
-        read = keys[0, :, 0].long().numpy()
+        read = self.memory.tokens[self.cache.reading_slots(table)]
         seen = contributions(read[:start], range(start)).sum(dtype=np.uint64)
         own_q = contributions(read[start:], rows.positions_Q[segment])
         hashes_q = seen + (rows.ancestors[block] * own_q[None, :]).sum(axis=1, dtype=np.uint64)
         wanted = rows.wanted_W[rows.wanted_segments[block]] - segment.start
         return Output(logits_of(hashes_q[wanted]))
+
+    def with_cache(self, tokens: int) -> "HashForward":
+        return HashForward(blocks_for(tokens))
+
+    def score(self, hidden_XC: np.ndarray) -> np.ndarray:
+        raise AssertionError("nothing is scored outside of a step")
+
+    def zeros(self, rows: int) -> np.ndarray:
+        return np.zeros((rows, 1), dtype=np.float32)
+
+    def synchronize(self) -> None: ...
 
 
 def answer(prompt: list[int], params: SamplingParams, seed: int, choice: int = 0) -> list[int]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stridelm
+from assembly import assembled
 from command_line import Call, assert_refused
 from counting import Conversion, answered, counting_prompts
 from every_node import self_at_every_node
@@ -18,7 +19,7 @@ from stridelm import LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.engine.rollout import Prompt
 from stridelm.model.adapter import save_adapter
-from stridelm.model.gated import Gate, attach
+from stridelm.model.gated import TorchGate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import Student
 from stridelm.train.acceptance import MaskReader, Measure, Tally, Walk, total
@@ -132,11 +133,11 @@ def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("all_candidates")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_takes_the_same_walk_with_a_random_adapter(
-    family: str, trainable: Callable[..., Checkpoint], converted: Callable[..., tuple[Checkpoint, Gate]]
+    family: str, trainable: Callable[..., Checkpoint], converted: Callable[..., tuple[Checkpoint, TorchGate]]
 ) -> None:
     target, gate = converted(family)
     checkpoint = trainable(family)
-    model = LanguageModel(target, None, LoadSettings(cache_tokens=4096), gate)
+    model = assembled(target, None, LoadSettings(cache_tokens=4096), gate)
     prompts = [Prompt(tuple(model.encode(words, raw=True)), 16) for words in TEXTS]
     student = Student.of(checkpoint.network, random_adapter(target))
     measure = Measure(MaskReader(checkpoint.network, student))
@@ -149,7 +150,7 @@ def test_the_engine_takes_the_same_walk_with_a_trained_adapter(family: str, coun
     """What it can foresee and what it cannot; answers that end by themselves, and answers that are cut off."""
     conversion = counting(family)
     target = load_tiny(Path(conversion.checkpoint.name))
-    model = LanguageModel(target, None, LoadSettings(cache_tokens=4096), attach(target.network, conversion.adapter))
+    model = assembled(target, None, LoadSettings(cache_tokens=4096), attach(target.network, conversion.adapter))
     prompts = [*counting_prompts(6), *counting_prompts(6, 8)]
     prompts += [Prompt(tuple(model.encode(words)), 12) for words in TEXTS]
     texts = answered(conversion.checkpoint, prompts)

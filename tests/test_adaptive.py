@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import stridelm
+from assembly import assembled, checkpoint_of, gate_of
 from reference import NEAR_TIE, decide, mask_row_outputs, reference, softmax
 from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
@@ -19,7 +20,7 @@ from stridelm.api import LanguageModel
 from stridelm.decode.adaptive import Adaptive
 from stridelm.draft.block import read_chain
 from stridelm.model.adapter import save_adapter
-from stridelm.model.gated import Gate, attach
+from stridelm.model.gated import TorchGate, attach
 from stridelm.settings import LARGEST_K
 from stridelm.types import Sequence, Stride
 from tiny import load_tiny, plain_network, random_adapter
@@ -56,7 +57,7 @@ class Naive:
     network: Any
     masks_say: Callable[[list[int], int], Outputs]
     """(text, masks) -> their logits, and what the output head read."""
-    gate: Gate
+    gate: TorchGate
 
     def answer(self, prompt: list[int], params: SamplingParams, k_max: int, threshold: float) -> list[Pass]:
         """Every forward runs over the whole text and its masks; no token is an end."""
@@ -106,7 +107,7 @@ def adapted(tiny_folder: Folder) -> Callable[..., tuple[LanguageModel, Naive]]:
         checkpoint = load_tiny(tiny_folder(family, initializer_range=CONFIDENT))
         adapter = random_adapter(checkpoint, sequential_size=sequential_size)
         gate, network = attach(checkpoint.network, adapter), plain_network(checkpoint.name)
-        model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=4096), gate)
+        model = assembled(checkpoint, None, LoadSettings(cache_tokens=4096), gate)
         return model, Naive(network, partial(mask_row_outputs, network, adapter), gate)
 
     return get
@@ -286,7 +287,7 @@ def test_masks_that_say_nothing_are_an_error(tiny_folder: Folder) -> None:
     checkpoint = load_tiny(tiny_folder("llama"))
     gate = attach(checkpoint.network, random_adapter(checkpoint))
     gate.mask_embedding_DC.fill_(math.nan)
-    model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
+    model = assembled(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
     with pytest.raises(InputError, match="not finite"):
         run(model, policy_of(model, K_MAX, 0.0), prompts_of(model), GREEDY)
 
@@ -331,7 +332,7 @@ def test_the_context_is_filled_and_not_overrun(
 ) -> None:
     checkpoint = load_tiny(tiny_folder("llama", max_position_embeddings=48))
     gate = attach(checkpoint.network, random_adapter(checkpoint))
-    model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
+    model = assembled(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
     seen = watch_rows(model, monkeypatch)
     (sequence,), _ = run(model, policy_of(model, 16, 0.0), [list(range(prompt))], SamplingParams(max_tokens=100))
     assert (len(sequence.tokens), sequence.finish_reason) == (48, "length")
@@ -342,7 +343,7 @@ def test_the_context_is_filled_and_not_overrun(
 def test_answers_that_fill_the_cache(cache_tokens: int, adapted: Callable[..., tuple[LanguageModel, Naive]]) -> None:
     """To its last slot, alone and three at once: masks take no room but that of tokens to come."""
     model, naive = adapted()
-    full = LanguageModel(model.target, None, LoadSettings(cache_tokens=cache_tokens), model.gate)
+    full = assembled(checkpoint_of(model), None, LoadSettings(cache_tokens=cache_tokens), gate_of(model))
     prompts = [[token] * 24 for token in (65, 66, 67)]
     _, strides = run(full, policy_of(full, 16, 0.0), prompts, GREEDY)
     for ids, own in zip(prompts, strides, strict=True):
@@ -396,8 +397,7 @@ def alone(tiny_folder: Folder) -> Callable[..., tuple[LanguageModel, Naive]]:
         folder = str(tiny_folder(family, initializer_range=CONFIDENT, mask_token_id=259))
         model = stridelm.load(folder, settings=LoadSettings(device="cpu", cache_tokens=4096))
         network = plain_network(folder)
-        assert model.gate is not None
-        return model, Naive(network, partial(mask_token_outputs, network), model.gate)
+        return model, Naive(network, partial(mask_token_outputs, network), gate_of(model))
 
     return get
 

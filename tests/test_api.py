@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import stridelm
+from assembly import assembled, checkpoint_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.engine import scheduler
@@ -101,7 +102,7 @@ def test_end_of_text_tokens_end_the_answer_within_a_stride(
     end = whole.token_ids[10]
     target = tiny("llama")
     ended = replace(target, eos_ids=frozenset([end]))
-    twin = LanguageModel(ended, ended, LoadSettings(cache_tokens=2048))
+    twin = assembled(ended, ended, LoadSettings(cache_tokens=2048))
     for decoder in ("autoregressive", "ngram", "draft"):
         result = twin.generate("abcabc", SamplingParams(max_tokens=40), decoder=decoder)
         assert result.finish_reason == "stop"
@@ -134,7 +135,7 @@ def test_long_prompts_are_read_in_parts(language_model: LanguageModel, monkeypat
 
 
 def test_more_prompts_than_the_cache_holds_wait_their_turn(tiny: Callable[..., Checkpoint]) -> None:
-    model = LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=128))
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=128))
     results = model.generate([f"prompt {number}" for number in range(9)], SHORT)
     assert [len(result.token_ids) for result in results] == [12] * 9
     assert is_idle(model)
@@ -240,7 +241,7 @@ def test_what_cannot_be_answered_is_refused_in_words(
 
 
 def test_a_request_larger_than_the_cache_is_refused(tiny: Callable[..., Checkpoint]) -> None:
-    model = LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=64))
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=64))
     with pytest.raises(InputError, match="--cache-tokens"):
         model.generate("hello", SamplingParams(max_tokens=100))
 
@@ -281,7 +282,7 @@ def test_a_dropped_answer_is_given_up(language_model: LanguageModel) -> None:
 
 
 def test_who_waits_for_room_does_not_hold_up_who_writes(tiny: Callable[..., Checkpoint]) -> None:
-    model = LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=128))
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=128))
     params = SamplingParams(max_tokens=90)
     writer, waiter = model.stream("a", params), model.stream("b", params)
     thread = threading.Thread(target=waiter.result)
@@ -332,6 +333,6 @@ def test_a_draft_model_may_be_padded_to_another_size(tiny_folder: Callable[..., 
 
 def test_logits_that_are_not_finite_are_an_error(tiny_folder: Callable[..., Path]) -> None:
     model = stridelm.load(str(tiny_folder("llama", seed=9)))
-    next(model.target.network.parameters()).fill_(float("nan"))
+    next(checkpoint_of(model).network.parameters()).fill_(float("nan"))
     with pytest.raises(InputError, match="not finite"):
         model.generate("A" * 20, SHORT, raw=True)

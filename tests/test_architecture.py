@@ -7,7 +7,19 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 LAYERS: list[str] = [
-    *("params", "types", "contracts", "settings", "profile", "prompts", "layout", "sampling", "verify", "model"),
+    *(
+        "params",
+        "types",
+        "arrays",
+        "contracts",
+        "settings",
+        "profile",
+        "prompts",
+        "layout",
+        "sampling",
+        "verify",
+        "model",
+    ),
     *(
         "draft",
         "decode",

@@ -521,7 +521,7 @@ def test_bad_decoding_is_refused_before_anything_is_loaded(
     arguments: str, generate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stridelm.model.converted.load_checkpoint", raising(AssertionError("loaded")))
-    monkeypatch.setattr("stridelm.api.load_adapter", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.model.torch_backend.load_adapter", raising(AssertionError("loaded")))
     assert_refused(generate(*arguments.split(), "x"), *BAD_DECODING[arguments])
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.decode import cost as cost_module
 from stridelm.decode.cost import Cost, load_or_measure, measure
-from stridelm.model.gated import Gate
+from stridelm.model.gated import TorchGate
 from stridelm.model.load import Checkpoint
 from stridelm.settings import LoadSettings
 
-Converted = Callable[..., tuple[Checkpoint, Gate]]
+Converted = Callable[..., tuple[Checkpoint, TorchGate]]
 FLAT = Cost((1, 8), (0.5, 0.5))
 
 
@@ -22,7 +23,7 @@ def model(converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cost_module, "_BUDGET", 0.05)
     checkpoint, gate = converted("llama")
-    return LanguageModel(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
+    return assembled(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
 
 
 def files(folder: Path) -> list[Path]:
@@ -39,7 +40,7 @@ def test_a_measured_curve_is_one(model: LanguageModel) -> None:
 
 def test_without_masks_nothing_is_said_of_them(tiny: Callable[..., Checkpoint], monkeypatch) -> None:
     monkeypatch.setattr(cost_module, "_BUDGET", 0.05)
-    cost, _ = measure(LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=1024)).engine.forward)
+    cost, _ = measure(assembled(tiny("llama"), None, LoadSettings(cache_tokens=1024)).engine.forward)
     assert (cost.masks, cost.mask_row, cost.head) == (0, 0, 0)
 
 
@@ -89,6 +90,6 @@ def test_other_weights_or_threads_have_a_curve_of_their_own(
 ) -> None:
     monkeypatch.setattr(cost_module, "measure", lambda forward: (FLAT, True))
     load_or_measure(model.target, model.engine.forward)
-    other = LanguageModel(tiny("llama", 1), None, LoadSettings(cache_tokens=1024))
+    other = assembled(tiny("llama", 1), None, LoadSettings(cache_tokens=1024))
     load_or_measure(other.target, other.engine.forward)
     assert len(files(tmp_path)) == 2

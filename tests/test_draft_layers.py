@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import stridelm
+from assembly import assembled
 from command_line import Call, assert_refused
 from reference import NEAR_TIE, first_departure, replay
 from stridelm.api import LanguageModel
@@ -189,7 +190,7 @@ def test_every_form_of_target_takes_a_draft_and_an_adapter(
     ids = IDS[0].tolist()
     alone = logits_of(load_layers(draft_folder(family, 2), trainable(family)))[0]
     torch.testing.assert_close(engine_logits(draft, ids), alone, rtol=1e-4, atol=1e-4)
-    model = LanguageModel(target, draft, LoadSettings(cache_tokens=1024), gate)
+    model = assembled(target, draft, LoadSettings(cache_tokens=1024), gate)
     assert_exact(model, tiny_folder(family), ("draft", "self", "ensemble"), SamplingParams(max_tokens=24))
 
 
@@ -312,7 +313,7 @@ def test_the_built_in_models_draft_is_loaded_when_first_asked_and_only_by_the_de
     draft_folder: DraftFolder, tiny: Callable[..., Checkpoint], loads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builtin, "builtin_draft", draft_folder)
-    model = LanguageModel(replace(tiny(), name=builtin.NAME), None, LoadSettings(cache_tokens=1024))
+    model = assembled(replace(tiny(), name=builtin.NAME), None, LoadSettings(cache_tokens=1024))
     params = SamplingParams(max_tokens=16)
     for decoder in ("auto", "ensemble", "ngram", "autoregressive"):
         plain = model.generate("abcabc", params, decoder=decoder)
@@ -330,7 +331,7 @@ def test_a_draft_that_is_given_takes_the_place_of_the_built_in_models(
 ) -> None:
     monkeypatch.setattr(builtin, "builtin_draft", draft_folder)
     target = replace(tiny(), name=builtin.NAME)
-    model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=1024))
+    model = assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=1024))
     assert model.generate("abcabc", SamplingParams(max_tokens=8), decoder="draft").stats.drafted > 0
     assert loads == []
 
@@ -339,7 +340,7 @@ def test_without_a_draft_model_the_decoder_draft_is_refused(
     tiny: Callable[..., Checkpoint], call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builtin, "builtin_draft", lambda: None)
-    model = LanguageModel(replace(tiny(), name=builtin.NAME), None, LoadSettings(cache_tokens=1024))
+    model = assembled(replace(tiny(), name=builtin.NAME), None, LoadSettings(cache_tokens=1024))
     with pytest.raises(InputError, match=r"--draft-model .* or make one with `stridelm train --mode draft`"):
         model.generate("abc", decoder="draft")
     assert_refused(call("generate", "--decoder", "draft", "abc"), "--draft-model", "stridelm train --mode draft")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
@@ -18,7 +19,7 @@ from stridelm.draft.draft_model import ModelDrafter, draw_and_confidence
 from stridelm.draft.ngram import NgramDrafter, longest_match
 from stridelm.model.load import Checkpoint
 from stridelm.params import SamplingParams
-from stridelm.sampling import draw, gumbel, keep_likely
+from stridelm.sampling import draw, gumbel_of, keep_likely
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import DraftTree, Sequence
 from tiny import load_tiny, plain_network
@@ -89,7 +90,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
 ) -> None:
     """Greedy and sampled: a draft model draws with the target's noise, so a twin proposes the very same tokens. All k
     of them if it never stops for doubt; and as many as it proposes otherwise."""
-    model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
+    model = assembled(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
     settings = DecodeSettings("draft", k=k)
     doubting = model.generate("abcdefgh", replace(params, max_tokens=30), decoder=settings).stats
     monkeypatch.setattr("stridelm.draft.draft_model._FLOOR", 0.0)
@@ -162,7 +163,7 @@ def test_the_confidence_of_a_draw_is_how_often_a_noisy_twin_draws_the_same(tempe
     kept_V = keep_likely(logits_V - logits_V.max(), sequence.params)
     uniform = torch.rand(4000, 40, generator=random, dtype=torch.float64)
     own_noise = -(-uniform.log()).log()
-    shared = temperature * gumbel(sequence.seed, 0, 3, 40)
+    shared = temperature * gumbel_of(torch.arange(40), sequence.seed, 0, 3)
     same = ((kept_V + own_noise + shared).argmax(dim=-1) == token).double().mean()
     assert confidence == pytest.approx(float(same), abs=0.04)
 
@@ -190,14 +191,14 @@ def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) ->
 
 def test_a_long_prompt_is_read_by_the_draft_model_in_parts(tiny: Callable[..., Checkpoint], monkeypatch) -> None:
     monkeypatch.setattr("stridelm.draft.draft_model._ROWS", 16)
-    model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
+    model = assembled(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
     result = model.generate("a long prompt " * 10, SamplingParams(max_tokens=20), decoder=DecodeSettings("draft", k=4))
     assert result.stats.accepted == result.stats.drafted > 0
 
 
 def test_a_draft_model_with_a_shorter_context_falls_silent(tiny: Callable[..., Checkpoint], tiny_folder) -> None:
     short = load_tiny(tiny_folder("llama", max_position_embeddings=64))
-    model = LanguageModel(tiny("llama"), short, LoadSettings(cache_tokens=2048))
+    model = assembled(tiny("llama"), short, LoadSettings(cache_tokens=2048))
     prompt = "abcd" * 14
     plain = model.generate(prompt, SamplingParams(max_tokens=40), decoder="autoregressive", raw=True)
     drafted = model.generate(prompt, SamplingParams(max_tokens=40), decoder="draft", raw=True)

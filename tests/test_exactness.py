@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from assembly import assembled, with_random_heads
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stepping import step_of
@@ -21,7 +22,7 @@ from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar, Policy
 from stridelm.decode.speculative import Speculative
 from stridelm.model.builtin import ensure_builtin
-from stridelm.model.gated import Gate
+from stridelm.model.gated import TorchGate
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.store import save_folder
 from stridelm.params import SamplingParams
@@ -191,7 +192,7 @@ def compare(
 def language_model(language_model: LanguageModel) -> LanguageModel:
     """With random heads, too."""
     model = language_model
-    return LanguageModel(model.target, model.draft, model.settings, model.gate, random_heads(model.target))
+    return with_random_heads(model)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -205,12 +206,12 @@ def test_tiny_llama(setting: str, language_model: LanguageModel, tiny_folder: Ca
 def test_tiny_families(
     family: str,
     setting: str,
-    converted: Callable[..., tuple[Checkpoint, Gate]],
+    converted: Callable[..., tuple[Checkpoint, TorchGate]],
     tiny: Callable[..., Checkpoint],
     tiny_folder: Callable[..., Path],
 ) -> None:
     target, gate = converted(family)
-    model = LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate, random_heads(target))
+    model = assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate, random_heads(target))
     prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
     compare(model, plain_network(str(tiny_folder(family))), prompts, setting, 24)
 
@@ -273,7 +274,7 @@ def test_drafts_that_are_right_but_not_run(
 ) -> None:
     """The draft model is the model itself, so it has read already what the model then says beyond the few nodes."""
     target = tiny("llama")
-    model = LanguageModel(target, target, LoadSettings(cache_tokens=4096))
+    model = assembled(target, target, LoadSettings(cache_tokens=4096))
     params = with_length(SETTINGS[setting], 32)
     for text in PROMPTS:
         ids = model.encode(text, raw=True)
@@ -326,8 +327,8 @@ def draft_checkpoint(builtin_checkpoint: Checkpoint, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: Gate | None) -> LanguageModel:
-    return LanguageModel(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
+def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> LanguageModel:
+    return assembled(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])

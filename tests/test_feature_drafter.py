@@ -22,8 +22,9 @@ from stridelm.decode.speculative import Speculative
 from stridelm.draft.mask import MaskDrafter
 from stridelm.engine.engine import Engine
 from stridelm.model.forward import TorchForward
-from stridelm.model.gated import Gate
+from stridelm.model.gated import TorchGate
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache
+from stridelm.model.kv_memory import TorchMemory
 from stridelm.model.llama_layer import has_llama_layers
 from stridelm.model.load import Checkpoint
 from stridelm.params import SamplingParams
@@ -107,6 +108,7 @@ class ReadsKeysAndValues:
     """Looks into the target's cache before every step, and compares what it finds with a plain forward."""
 
     cache: KVCache
+    memory: TorchMemory
     network: Any
     name = "keys and values"
     layers = ()
@@ -127,7 +129,7 @@ class ReadsKeysAndValues:
         if not isinstance(slots, slice):
             self.scattered += 1
             slots = torch.from_numpy(slots)
-        read = {layer: self.cache.read(layer, slots) for layer in LAYERS}
+        read = {layer: self.memory.read(layer, slots) for layer in LAYERS}
         plain = plain_keys_and_values(self.network, sequence.tokens[: sequence.cached])
         for layer in LAYERS:
             for ours_HTD, theirs_HTD in zip(read[layer], plain[layer], strict=True):
@@ -162,13 +164,18 @@ class Bench:
     """An engine, and the same model as transformers made it."""
 
     checkpoint: Checkpoint
-    gate: Gate
+    gate: TorchGate
     network: Any
     engine: Engine
 
     @property
     def cache(self) -> KVCache:
         return self.engine.forward.cache
+
+    @property
+    def memory(self) -> TorchMemory:
+        assert isinstance(self.cache.memory, TorchMemory)
+        return self.cache.memory
 
     def encode(self, *texts: str) -> list[list[int]]:
         return [self.checkpoint.tokenizer(text)["input_ids"] for text in texts]  # type: ignore[misc]
@@ -194,13 +201,13 @@ class Bench:
 @pytest.fixture(params=FAMILIES)
 def bench(
     request: pytest.FixtureRequest,
-    converted: Callable[..., tuple[Checkpoint, Gate]],
+    converted: Callable[..., tuple[Checkpoint, TorchGate]],
     tiny_folder: Callable[..., Path],
 ) -> Bench:
     family = request.param
     checkpoint, gate = converted(family)
     assert has_llama_layers(checkpoint.network) == (family == "llama")
-    engine = Engine(TorchForward(checkpoint.network, KVCache(CACHE_TOKENS), gate), checkpoint.tokenizer)
+    engine = Engine(TorchForward(checkpoint.network, CACHE_TOKENS, gate), checkpoint.tokenizer)
     return Bench(checkpoint, gate, plain_network(str(tiny_folder(family))), engine)
 
 
@@ -260,7 +267,7 @@ def crumbled(bench: Bench) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_keys_and_values_are_those_of_a_plain_forward(bench: Bench, size: int) -> None:
-    drafter = ReadsKeysAndValues(bench.cache, bench.network)
+    drafter = ReadsKeysAndValues(bench.cache, bench.memory, bench.network)
     sequences = bench.run(bench.encode(*PROMPTS)[:size], Speculative(drafter))
     assert drafter.looked > 0 == drafter.scattered
     assert_drafts_stood_and_fell(sequences, drafter)
@@ -268,7 +275,7 @@ def test_keys_and_values_are_those_of_a_plain_forward(bench: Bench, size: int) -
 
 @pytest.mark.usefixtures("crumbled")
 def test_keys_and_values_in_scattered_blocks(bench: Bench) -> None:
-    drafter = ReadsKeysAndValues(bench.cache, bench.network)
+    drafter = ReadsKeysAndValues(bench.cache, bench.memory, bench.network)
     sequences = bench.run(bench.encode(*PROMPTS), Speculative(drafter))
     assert drafter.scattered > 0
     assert_drafts_stood_and_fell(sequences, drafter)

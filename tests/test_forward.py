@@ -21,7 +21,6 @@ from transformers import (
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import UnsupportedModel
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache
 from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
 from stridelm.model.llama_layer import LlamaLayer, fuse_layers
 from stridelm.model.load import Checkpoint
@@ -52,7 +51,7 @@ def test_a_blocks_logits_equal_naive_forwards(
 ) -> None:
     """Three sequences with prefixes of different lengths (one beyond the window), a tree each, in one forward."""
     network = plain_network(tiny_folder(family))
-    forward = TorchForward(tiny(family).network, KVCache(512))
+    forward = TorchForward(tiny(family).network, 512)
     generator = random.Random(1)
     prefixes = [[generator.randrange(250) for _ in range(length)] for length in (3, 30, 17)]
     tables = [forward.cache.open() for _ in prefixes]
@@ -72,7 +71,7 @@ def test_after_a_branch_is_kept_the_text_goes_on_from_it(
     family: str, tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path]
 ) -> None:
     network = plain_network(tiny_folder(family))
-    forward = TorchForward(tiny(family).network, KVCache(512))
+    forward = TorchForward(tiny(family).network, 512)
     table = forward.cache.open()
     ids = list(range(20, 45))
     forward(lay_out([make_block(0, ids, TREE)]), [table])

@@ -18,8 +18,7 @@ from stridelm import InputError, LoadSettings
 from stridelm.layout import lay_out, make_block
 from stridelm.model.adapter import CONFIG, MASK_EMBEDDING, Adapter, check_base, load_adapter, save_adapter
 from stridelm.model.forward import TorchForward
-from stridelm.model.gated import Gate, attach
-from stridelm.model.kv_cache import KVCache
+from stridelm.model.gated import TorchGate, attach
 from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.load import Checkpoint
@@ -29,16 +28,16 @@ from tiny import FAMILIES, load_tiny, plain_network, random_adapter
 TREE = DraftTree.of((5, 6, 7, 8), (ROOT, 0, ROOT, 1), "tree")
 NODES = range(ROOT, len(TREE))
 PREFIXES = [list(range(30, 30 + length)) for length in (3, 40, 17)]
-Converted = Callable[..., tuple[Checkpoint, Gate]]
+Converted = Callable[..., tuple[Checkpoint, TorchGate]]
 
 
 def path_to(node: int) -> list[int]:
     return [] if node == ROOT else [*path_to(TREE.parents[node]), TREE.tokens[node]]
 
 
-def outputs_of(network: Any, gate: Gate | None, *, masks: int) -> list[Output]:
+def outputs_of(network: Any, gate: TorchGate | None, *, masks: int) -> list[Output]:
     """Three prefixes, read first; then the last token of each, a tree and masks off every node, in one forward."""
-    forward = TorchForward(network, KVCache(1024), gate)
+    forward = TorchForward(network, 1024, gate)
     tables = [forward.cache.open() for _ in PREFIXES]
     forward(lay_out([make_block(0, ids[:-1], reads_logits=False) for ids in PREFIXES]), tables)
     for table in tables:

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
@@ -158,9 +157,9 @@ def load(path: Path) -> Checkpoint:
 
 
 def logits_of(checkpoint: Checkpoint, ids: list[int]) -> torch.Tensor:
-    cache = KVCache(64)
+    forward = TorchForward(checkpoint.network, 64)
     block = dataclasses.replace(make_block(0, ids), wanted=tuple(range(len(ids))))
-    return TorchForward(checkpoint.network, cache)(lay_out([block]), [cache.open()])[0].logits_WV
+    return forward(lay_out([block]), [forward.cache.open()])[0].logits_WV
 
 
 def assert_same_logits(checkpoint: Checkpoint, network: PreTrainedModel) -> None:

@@ -6,22 +6,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from assembly import assembled, with_random_heads
 from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, bytes_of, compiled, is_person, naive
 from reference import reference
 from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
 from stridelm.decode.speculative import Speculative
-from stridelm.model.gated import Gate
+from stridelm.model.gated import TorchGate
 from stridelm.model.load import Checkpoint
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DECODERS as ALL_DECODERS
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
 from test_exactness import DECODERS, EXACT, SETTINGS, answers, assert_same, policy_for, with_length
-from tiny import plain_network, random_heads
+from tiny import plain_network
 
 PROMPTS = ("abcabcabcabd abcabc", 'Like {"a": "bc", "b": true} or {"a": "x"}: yes, yes, no, abracadabra, 12-12-', "x")
 QUICK = {(name, "all") for name in GRAMMARS} | {("schema", setting) for setting in ("greedy", "hot", "top_p")}
@@ -32,7 +34,7 @@ SEEDS = (8, pytest.param(100, marks=pytest.mark.slow))
 def language_model(language_model: LanguageModel) -> LanguageModel:
     """With random heads, too."""
     model = language_model
-    return LanguageModel(model.target, model.draft, model.settings, model.gate, random_heads(model.target))
+    return with_random_heads(model)
 
 
 def run(model: LanguageModel, sequences: list[Sequence]) -> None:
@@ -211,12 +213,12 @@ def test_after_rejections_the_grammar_stands_where_a_fresh_one_does(
         assert sequence.stats.accepted < sequence.stats.drafted
     for length in (len(sequence.output) - 1, 0, len(sequence.output) // 2):
         written = sequence.output[:length]
-        assert grammar.allowed(written).equal(start().allowed(written))
+        assert np.array_equal(grammar.allowed(written), start().allowed(written))
 
 
-def test_builtin(builtin_checkpoint: Checkpoint, builtin_gate: Gate | None) -> None:
+def test_builtin(builtin_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> None:
     """Real tokens, which hold several characters or parts of one; a greedy answer and a sampled one in one batch."""
-    model = LanguageModel(builtin_checkpoint, None, LoadSettings(cache_tokens=8192), builtin_gate)
+    model = assembled(builtin_checkpoint, None, LoadSettings(cache_tokens=8192), builtin_gate)
     schema = {
         "type": "object",
         "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"type": "string", "maxLength": 20}},

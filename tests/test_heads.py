@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import stridelm
+from assembly import assembled
 from command_line import Call, assert_refused
 from reference import reference
 from stepping import step_of
@@ -25,8 +26,7 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.adapter import save_adapter
 from stridelm.model.builtin import builtin_heads
 from stridelm.model.forward import TorchForward
-from stridelm.model.heads import HEADS, Heads, HeadsConfig, load_heads, save_heads
-from stridelm.model.kv_cache import KVCache
+from stridelm.model.heads import HEADS, HeadsConfig, TorchHeads, load_heads, save_heads
 from stridelm.model.llama_layer import has_llama_layers
 from stridelm.model.load import Checkpoint
 from stridelm.model.scorer import Scorer
@@ -52,7 +52,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 def test_at_first_a_head_says_what_the_model_says() -> None:
     hidden_XC = torch.randn(5, 32)
-    assert torch.equal(Heads(32, 3, 8)(hidden_XC), hidden_XC[:, None].expand(5, 3, 32))
+    assert torch.equal(TorchHeads(32, 3, 8)(hidden_XC), hidden_XC[:, None].expand(5, 3, 32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -147,7 +147,7 @@ def test_heads_of_another_base_are_refused(folder: Path, tiny_folder: Folder) ->
 
 def states(network: Any, ids: list[int], layers: tuple[int, ...]) -> Output:
     """A prefix is read first; then its last token and a tree, in one forward."""
-    forward = TorchForward(network, KVCache(256))
+    forward = TorchForward(network, 256)
     table = forward.cache.open()
     forward(lay_out([make_block(0, ids[:-1], reads_logits=False, layers=layers)]), [table])
     forward.cache.keep(table, range(len(ids) - 1))
@@ -231,7 +231,7 @@ def run(
     checkpoint: Checkpoint, policy: Speculative, prompts: list[list[int]], params: SamplingParams
 ) -> list[Sequence]:
     """All prompts at once; the answers must be those of the reference."""
-    model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=2048))
+    model = assembled(checkpoint, None, LoadSettings(cache_tokens=2048))
     sequences = [Sequence(list(ids), params, policy, frozenset(), checkpoint.context_length) for ids in prompts]
     for sequence in sequences:
         model.engine.add(sequence)
@@ -265,10 +265,10 @@ def cycle(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return load_tiny(folder)
 
 
-def counting_heads(heads: int, shift: int = 0, favourite: int = 0) -> Heads:
+def counting_heads(heads: int, shift: int = 0, favourite: int = 0) -> TorchHeads:
     """Head i turns the embedding of a token into that of the i-th after it, `shift` more. With a `favourite`, the token
     so much further on seems a little likelier still."""
-    module = Heads(WIDTH, heads, WIDTH).requires_grad_(False)
+    module = TorchHeads(WIDTH, heads, WIDTH).requires_grad_(False)
     one_CC = torch.eye(WIDTH)
     for number in range(heads):
         module.up_HSC[number] = one_CC
@@ -281,7 +281,7 @@ def counting_heads(heads: int, shift: int = 0, favourite: int = 0) -> Heads:
     return module
 
 
-def speculative(checkpoint: Checkpoint, heads: Heads, branches: int) -> Speculative:
+def speculative(checkpoint: Checkpoint, heads: TorchHeads, branches: int) -> Speculative:
     drafter = HeadsDrafter(heads, Scorer(checkpoint.network), layers=LAYERS, k=heads.k, branches=branches)
     return Speculative(drafter)
 
@@ -330,7 +330,7 @@ def test_prompts_that_are_read_in_parts(cycle: Checkpoint, monkeypatch: pytest.M
 
 @pytest.fixture
 def counting(cycle: Checkpoint) -> LanguageModel:
-    return LanguageModel(cycle, None, LoadSettings(cache_tokens=1024), heads=counting_heads(4))
+    return assembled(cycle, None, LoadSettings(cache_tokens=1024), heads=counting_heads(4))
 
 
 @pytest.mark.parametrize("decoder", ["heads", "ensemble", "auto"])
@@ -371,7 +371,7 @@ def test_without_heads_the_decoder_says_what_to_do(cycle: Checkpoint) -> None:
     with pytest.raises(
         InputError, match=r"needs prediction heads: .*load\(heads=\.\.\.\).*stridelm train --mode heads"
     ):
-        LanguageModel(cycle, None, LoadSettings()).generate("$", decoder="heads")
+        assembled(cycle, None, LoadSettings()).generate("$", decoder="heads")
 
 
 def drafters(model: LanguageModel, decoder: str) -> list[str]:
@@ -386,8 +386,10 @@ def test_the_built_in_models_heads_are_loaded_when_they_are_asked_for_by_name(
     save_heads(tmp_path, heads_config(cycle, counting_heads(2)), counting_heads(2))
     monkeypatch.setattr("stridelm.model.builtin.builtin_heads", lambda: tmp_path)
     loaded: list[Path] = []
-    monkeypatch.setattr("stridelm.decode.table.load_heads", lambda folder: loaded.append(folder) or load_heads(folder))
-    model = LanguageModel(replace(cycle, name="smollm2"), None, LoadSettings(cache_tokens=1024))
+    monkeypatch.setattr(
+        "stridelm.model.torch_backend.load_heads", lambda folder: loaded.append(folder) or load_heads(folder)
+    )
+    model = assembled(replace(cycle, name="smollm2"), None, LoadSettings(cache_tokens=1024))
     for decoder in ("auto", "ensemble"):
         model.generate("$", SamplingParams(max_tokens=4), decoder=decoder, raw=True)
     assert loaded == []
@@ -396,7 +398,7 @@ def test_the_built_in_models_heads_are_loaded_when_they_are_asked_for_by_name(
         assert (loaded, result.stats.forwards < 15) == ([tmp_path], True)
     assert drafters(model, "heads") == ["heads"]
     assert "heads" not in drafters(model, "auto") + drafters(model, "ensemble")
-    other = LanguageModel(cycle, None, LoadSettings(cache_tokens=1024))
+    other = assembled(cycle, None, LoadSettings(cache_tokens=1024))
     with pytest.raises(InputError, match="needs prediction heads"):
         other.generate("$", decoder="heads")
 

@@ -50,9 +50,8 @@ def assert_unharmed(server: ThreadServer) -> None:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.post(TEXT, json=BODIES[TEXT]).status_code == 200
     model, worker = server.context.model, server.context.worker
-    draft = model._loaded.draft_forward
-    assert draft is not None
-    for cache in (model.engine.forward.cache, draft.cache):
+    assert model.parts.draft is not None
+    for cache in (model.engine.forward.cache, model.parts.draft.forward.cache):
         until(lambda cache=cache: cache.free_blocks == cache.block_count)
         cache.check_integrity()
     assert worker.waiting == 0

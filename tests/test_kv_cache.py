@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, KVCache, Table
+from stridelm.model.kv_memory import TorchMemory
 
 HEADS, SIZE, LAYERS = 2, 3, 2
 
@@ -19,15 +20,24 @@ def rows_of(values: list[int], layer: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).add(layer * 1000).view(1, -1, 1).expand(HEADS, -1, SIZE)
 
 
+def cache_of(blocks: int) -> KVCache:
+    return KVCache(blocks * BLOCK_SIZE, TorchMemory(blocks * BLOCK_SIZE))
+
+
+def memory_of(cache: KVCache) -> TorchMemory:
+    assert isinstance(cache.memory, TorchMemory)
+    return cache.memory
+
+
 def write(cache: KVCache, table: Table, values: list[int]) -> None:
     slots = torch.from_numpy(cache.append(table, len(values)))
     for layer in range(LAYERS):
-        cache.write(layer, slots, rows_of(values, layer), -rows_of(values, layer))
+        memory_of(cache).write(layer, slots, rows_of(values, layer), -rows_of(values, layer))
 
 
 def content(cache: KVCache, table: Table, layer: int) -> list[int]:
     slots = cache.reading_slots(table)
-    keys, values = cache.read(layer, slots if isinstance(slots, slice) else torch.from_numpy(slots))
+    keys, values = memory_of(cache).read(layer, slots if isinstance(slots, slice) else torch.from_numpy(slots))
     assert torch.equal(keys, -values)
     return (keys[0, :, 0] - layer * 1000).int().tolist()
 
@@ -37,7 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = KVCache(24 * BLOCK_SIZE)
+        self.cache = cache_of(24)
         self.expected: dict[Table, list[int]] = {}
         self.published: list[list[int]] = []
         self.next = 0
@@ -150,7 +160,7 @@ def text_in(cache: KVCache, values: list[int]) -> Table:
 
 
 def test_what_is_known_is_copied_into_a_run_while_there_is_room() -> None:
-    cache = KVCache(16 * BLOCK_SIZE)
+    cache = cache_of(16)
     text = list(range(40))
     first = text_in(cache, text)
     second = cache.adopt(text, reserve=60)
@@ -160,7 +170,7 @@ def test_what_is_known_is_copied_into_a_run_while_there_is_room() -> None:
 
 
 def test_what_is_known_is_shared_where_room_is_scarce() -> None:
-    cache = KVCache(6 * BLOCK_SIZE)
+    cache = cache_of(6)
     text = list(range(40))
     first = text_in(cache, text)
     second = cache.adopt(text, reserve=60)
@@ -174,7 +184,7 @@ def test_what_is_known_is_shared_where_room_is_scarce() -> None:
 
 
 def test_a_text_of_whole_blocks_leaves_a_row_to_run() -> None:
-    cache = KVCache(8 * BLOCK_SIZE)
+    cache = cache_of(8)
     text = list(range(2 * BLOCK_SIZE))
     text_in(cache, text)
     assert cache.adopt(text).length == BLOCK_SIZE
@@ -183,7 +193,7 @@ def test_a_text_of_whole_blocks_leaves_a_row_to_run() -> None:
 
 
 def test_what_nobody_holds_is_known_until_its_room_is_needed_the_oldest_first() -> None:
-    cache = KVCache(4 * BLOCK_SIZE)
+    cache = cache_of(4)
     old, new = list(range(100, 117)), list(range(200, 217))
     for text in (old, new):
         cache.free(text_in(cache, text))
@@ -201,14 +211,14 @@ def test_what_nobody_holds_is_known_until_its_room_is_needed_the_oldest_first() 
 
 
 def test_the_same_text_behind_another_one_is_another_text() -> None:
-    cache = KVCache(12 * BLOCK_SIZE)
+    cache = cache_of(12)
     same = [7] * BLOCK_SIZE
     text_in(cache, [*range(BLOCK_SIZE), *same, 1])
     assert cache.adopt([*same, 1]).length == 0
 
 
 def test_a_granted_block_is_not_taken_back_before_the_step() -> None:
-    cache = KVCache(8 * BLOCK_SIZE)
+    cache = cache_of(8)
     table = cache.open(reserve=6 * BLOCK_SIZE)
     cache.grant(table, 2 * BLOCK_SIZE)
     assert cache.give_back(table) == 4
@@ -218,18 +228,18 @@ def test_a_granted_block_is_not_taken_back_before_the_step() -> None:
 
 
 def test_reserved_blocks_lie_in_one_run_and_are_read_without_a_copy() -> None:
-    cache = KVCache(16 * BLOCK_SIZE)
+    cache = cache_of(16)
     tables = [cache.open(reserve=3 * BLOCK_SIZE) for _ in range(3)]
     cache.free(tables[1])
     again = cache.open(reserve=4 * BLOCK_SIZE)
     write(cache, again, list(range(50)))
     assert isinstance(cache.reading_slots(again), slice)
-    keys, _ = cache.read(0, cache.reading_slots(again))  # type: ignore[arg-type]
-    assert keys.data_ptr() == cache.layers[0][0][:, again.blocks[0] * BLOCK_SIZE :].data_ptr()
+    keys, _ = memory_of(cache).read(0, cache.reading_slots(again))  # type: ignore[arg-type]
+    assert keys.data_ptr() == memory_of(cache).layers[0][0][:, again.blocks[0] * BLOCK_SIZE :].data_ptr()
 
 
 def test_scattered_blocks_read_the_same() -> None:
-    cache = KVCache(6 * BLOCK_SIZE)
+    cache = cache_of(6)
     tables = [cache.open(reserve=1) for _ in range(6)]
     for index in (1, 3, 5):
         cache.free(tables[index])
@@ -240,14 +250,14 @@ def test_scattered_blocks_read_the_same() -> None:
 
 
 def test_a_full_cache_says_what_to_do() -> None:
-    cache = KVCache(2 * BLOCK_SIZE)
+    cache = cache_of(2)
     with pytest.raises(CacheFull, match="cache_tokens"):
         cache.open(reserve=3 * BLOCK_SIZE)
     cache.check_integrity()
 
 
 def test_check_integrity_sees_a_wrong_count_and_a_shared_write() -> None:
-    cache = KVCache(4 * BLOCK_SIZE)
+    cache = cache_of(4)
     table = cache.open(reserve=BLOCK_SIZE)
     cache.references[table.blocks[0]] += 1
     with pytest.raises(AssertionError, match="reference count"):
@@ -260,7 +270,7 @@ def test_check_integrity_sees_a_wrong_count_and_a_shared_write() -> None:
 
 
 def test_what_is_forgotten_is_read_anew_and_what_is_in_use_stays() -> None:
-    cache = KVCache(8 * BLOCK_SIZE)
+    cache = cache_of(8)
     text = list(range(40))
     first = text_in(cache, text)
     cache.forget()

@@ -8,9 +8,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from assembly import assembled
 from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, VOCABULARY, compiled, naive
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
@@ -35,7 +37,7 @@ def writes(start: Start, text: str) -> bool:
 
 def walk_randomly(grammar: Grammar, choose: random.Random, length: int) -> list[int]:
     written: list[int] = []
-    while len(written) < length and (options := grammar.allowed(written).nonzero().flatten().tolist()):
+    while len(written) < length and (options := np.flatnonzero(grammar.allowed(written)).tolist()):
         written.append(choose.choice(options))
     return written
 
@@ -62,7 +64,7 @@ def test_a_matcher_that_went_elsewhere_says_what_a_fresh_one_says(name: str, lan
         path = path[: choose.randint(0, len(path))]
         if choose.random() < 0.2:
             path = [*path, choose.randrange(VOCABULARY)]
-        assert grammar.allowed(path).equal(start().allowed(path))
+        assert np.array_equal(grammar.allowed(path), start().allowed(path))
         proposed = [*choose.choice(paths)[len(path) :], choose.randrange(VOCABULARY)]
         assert grammar.accepts(path, proposed) == accepted_in_turn(start(), path, proposed)
 
@@ -77,7 +79,7 @@ def accepted_in_turn(grammar: Grammar, written: list[int], tokens: list[int]) ->
 def test_nothing_follows_an_end_or_what_is_forbidden(language_model: LanguageModel) -> None:
     grammar = compiled(language_model, GRAMMARS["choice"].source)()
     yes, no = tokens_of("yes"), tokens_of("no")
-    assert grammar.allowed(yes).nonzero().flatten().tolist() == sorted([*tokens_of("t"), EOS_ID])
+    assert np.flatnonzero(grammar.allowed(yes)).tolist() == sorted([*tokens_of("t"), EOS_ID])
     for path in ([*yes, EOS_ID], [*yes, *no], [EOS_ID], [VOCABULARY - 1]):
         assert not grammar.allowed(path).any() and grammar.accepts(path, yes) == 0
     assert grammar.accepts([], [*yes, EOS_ID, EOS_ID]) == 4
@@ -91,8 +93,8 @@ def test_all_ends_may_stand_where_one_may(language_model: LanguageModel) -> None
     target = replace(language_model.target, eos_ids=ends)
     vocabulary = Vocabulary.of(target)
     grammar = Matcher(Compiled(LLMatcher(vocabulary.tokenizer, LLMatcher.grammar_from_regex("az?")), vocabulary))
-    assert grammar.allowed([]).nonzero().flatten().tolist() == tokens_of("a")
-    assert grammar.allowed(tokens_of("a")).nonzero().flatten().tolist() == sorted(ends)
+    assert np.flatnonzero(grammar.allowed([])).tolist() == tokens_of("a")
+    assert np.flatnonzero(grammar.allowed(tokens_of("a"))).tolist() == sorted(ends)
     assert [grammar.accepts(tokens_of("a"), [end]) for end in ends] == [1, 1, 1]
 
 
@@ -101,16 +103,16 @@ def test_special_tokens_are_no_text(source: str, language_model: LanguageModel) 
     with pytest.raises(ApiError, match="no text keeps to it"):
         compiled(language_model, source)
     grammar = compiled(language_model, f'start: "b" | {source.removeprefix("start: ")}')()
-    assert grammar.allowed([]).nonzero().flatten().tolist() == tokens_of("b")
+    assert np.flatnonzero(grammar.allowed([])).tolist() == tokens_of("b")
 
 
 def test_special_tokens_of_a_real_tokenizer_are_no_text(builtin: Checkpoint) -> None:
-    model = LanguageModel(builtin, None, LoadSettings(cache_tokens=1024))
+    model = assembled(builtin, None, LoadSettings(cache_tokens=1024))
     tokenizer, start = builtin.tokenizer, compiled(model, {"type": "string"})
     inside = start().allowed(tokenizer.encode('"a'))
     assert inside.sum() > 40_000 and not inside[tokenizer.all_special_ids].any()
     done = start().allowed(tokenizer.encode('"a"'))
-    assert done.nonzero().flatten().tolist() == sorted(builtin.eos_ids)
+    assert np.flatnonzero(done).tolist() == sorted(builtin.eos_ids)
     tokens = [*tokenizer.encode('"née 日本 🙂"'), *builtin.eos_ids]
     assert start().accepts([], tokens) == len(tokens)
 
@@ -292,7 +294,7 @@ def test_answers_to_one_request_do_not_share_a_place(language_model: LanguageMod
     start = compiled(language_model, GRAMMARS["forced"].source)
     first, second = start(), start()
     assert first.accepts([], tokens_of("abra")) == 4 and first.allowed(tokens_of("abra")).any()
-    assert second.allowed([]).nonzero().flatten().tolist() == tokens_of("a")
+    assert np.flatnonzero(second.allowed([])).tolist() == tokens_of("a")
 
 
 def test_a_model_without_a_usable_tokenizer_or_end_is_told_so(language_model: LanguageModel) -> None:
@@ -304,7 +306,7 @@ def test_a_model_without_a_usable_tokenizer_or_end_is_told_so(language_model: La
 
     target = language_model.target
     for changed in (replace(target, tokenizer=Slow()), replace(target, eos_ids=frozenset())):  # type: ignore[arg-type]
-        model = LanguageModel(target, None, language_model.settings)
+        model = language_model.twin()
         model.target = changed
         with pytest.raises(ApiError, match="structured output is not supported for this model") as refused:
             compiled(model, PERSON)

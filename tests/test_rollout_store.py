@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from assembly import assembled
 from command_line import Call, assert_refused
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
@@ -46,7 +47,7 @@ def make(trainable: Callable[..., Checkpoint], tmp_path: Path) -> Make:
 
 @pytest.fixture
 def model(tiny: Callable[..., Checkpoint]) -> LanguageModel:
-    return LanguageModel(tiny(), None, LoadSettings(cache_tokens=4096))
+    return assembled(tiny(), None, LoadSettings(cache_tokens=4096))
 
 
 def said(texts: list[Text]) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache
+from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Sequence, Stride
 
@@ -22,7 +22,7 @@ GREEDY = SamplingParams(max_tokens=30)
 
 
 def engine_of(blocks: int) -> Engine:
-    return Engine(HashForward(KVCache(blocks * BLOCK_SIZE)), letters())  # type: ignore[arg-type]
+    return Engine(HashForward(blocks), letters())
 
 
 def make(prompt: list[int], params: SamplingParams = GREEDY, policy: Policy | None = None, choice: int = 0) -> Sequence:

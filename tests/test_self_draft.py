@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import stridelm
+from assembly import assembled, checkpoint_of, gate_of
 from reference import gumbel, kept, mask_row_outputs, penalised, reference
 from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
@@ -20,14 +21,14 @@ from stridelm.decode.planned import Planned
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
 from stridelm.model.adapter import Adapter, save_adapter
-from stridelm.model.gated import Gate, attach
+from stridelm.model.gated import TorchGate, attach
 from stridelm.model.load import Checkpoint
 from stridelm.settings import DecodeSettings
 from stridelm.types import DraftTree, Sequence
 from tiny import load_tiny, plain_network, random_adapter
 from watching import watch_rows
 
-Converted = Callable[..., tuple[Checkpoint, Gate]]
+Converted = Callable[..., tuple[Checkpoint, TorchGate]]
 COSTS = {
     "free rows": Cost((1,), (1.0,)),
     "dear rows": Cost((1, 4, 5, 64), (1.0, 1.05, 1.2, 12.0), masks=0.1),
@@ -42,13 +43,15 @@ SAMPLED = SamplingParams(
 
 def converted_model(converted: Converted, family: str = "llama", cache_tokens: int = 2048) -> LanguageModel:
     checkpoint, gate = converted(family)
-    return LanguageModel(checkpoint, None, LoadSettings(cache_tokens=cache_tokens), gate)
+    return assembled(checkpoint, None, LoadSettings(cache_tokens=cache_tokens), gate)
 
 
 class KnowingMasks(MaskDrafter):
     """Proposes what is right up to a random depth, and looks at what it is given to choose from."""
 
-    def __init__(self, gate: Gate, folder: str, adapter: Adapter, answers: dict[tuple[int, ...], list[int]]) -> None:
+    def __init__(
+        self, gate: TorchGate, folder: str, adapter: Adapter, answers: dict[tuple[int, ...], list[int]]
+    ) -> None:
         super().__init__(gate)
         self.folder, self.adapter, self.answers = folder, adapter, answers
         self.random = random.Random(3)
@@ -85,9 +88,9 @@ def test_the_masks_that_drafts_come_from_are_those_of_a_naive_forward(
     params = SamplingParams(max_tokens=24)
     network = plain_network(model.target.name)
     known = [[each.token for each in reference(network, ids, params, model.target.eos_ids)] for ids in prompts]
-    assert model.gate is not None
+    adapter = random_adapter(checkpoint_of(model))
     drafter = KnowingMasks(
-        model.gate, model.target.name, random_adapter(model.target), dict(zip(map(tuple, prompts), known, strict=True))
+        gate_of(model), model.target.name, adapter, dict(zip(map(tuple, prompts), known, strict=True))
     )
     policy = Planned(COSTS[cost], masks=drafter, k=4)
     sequences = [
@@ -108,7 +111,7 @@ def test_the_masks_that_drafts_come_from_are_those_of_a_naive_forward(
 
 
 def naive_scores(
-    gate: Gate, network: Any, sequence: Sequence, hidden_DC: torch.Tensor, tokens: list[int]
+    gate: TorchGate, network: Any, sequence: Sequence, hidden_DC: torch.Tensor, tokens: list[int]
 ) -> torch.Tensor:
     """What decides the next draft once these tokens have come since the chain's anchor: every token of the vocabulary
     scored through the network's own head, the sequential head having read all of them."""
@@ -250,7 +253,7 @@ def test_where_rows_are_free_masks_hang_off_every_node_that_has_a_use_for_them(
 def test_no_row_lies_beyond_the_context(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = load_tiny(tiny_folder("llama", max_position_embeddings=48))
     gate = attach(checkpoint.network, random_adapter(checkpoint, masks=8))
-    model = LanguageModel(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
+    model = assembled(checkpoint, None, LoadSettings(cache_tokens=1024), gate)
     plain = model.generate("a" * 20, SamplingParams(max_tokens=100), decoder="autoregressive", raw=True)
     seen = watch_rows(model, monkeypatch)
     result = model.generate("a" * 20, SamplingParams(max_tokens=100), decoder=DecodeSettings("self", k=9), raw=True)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
 import stridelm
+from assembly import assembled
 from real_server import NAME, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.model.load import Checkpoint
@@ -211,7 +212,7 @@ def test_health_version_and_models(client: httpx.Client) -> None:
 
 
 def test_models_tells_what_this_model_can_do(tiny: Callable[..., Checkpoint]) -> None:
-    plain = LanguageModel(tiny("llama"), None, LoadSettings(cache_tokens=64))
+    plain = assembled(tiny("llama"), None, LoadSettings(cache_tokens=64))
     with serve_in_thread(plain) as server, server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
     assert model["max_model_len"] == 64
@@ -260,7 +261,7 @@ def test_all_metrics_are_there_before_the_first_request(client: httpx.Client) ->
 @pytest.fixture
 def drafting(tiny: Callable[..., Checkpoint]) -> Iterator[httpx.Client]:
     """A client of a model that drafts for itself, and so is right."""
-    model = LanguageModel(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=4096))
+    model = assembled(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=4096))
     with serve_in_thread(model) as server, server.client() as client:
         yield client
 

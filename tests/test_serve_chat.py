@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, chat, chunks, make_app, make_context, refusal, serving, submitted
+from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.engine.worker import Worker
 from stridelm.params import SamplingParams
@@ -26,7 +27,7 @@ NO_END = {"logit_bias": {str(EOS): -100}}
 @pytest.fixture(scope="module")
 def context(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Context:
     target, gate = converted("llama")
-    return make_context(LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
+    return make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
 
 
 @pytest.fixture(scope="module")
@@ -302,8 +303,8 @@ def test_messages_reach_the_template(client: TestClient, context: Context) -> No
 class Anything:
     """A grammar that allows everything."""
 
-    def allowed(self, written: Any) -> torch.Tensor:
-        return torch.ones(260, dtype=torch.bool)
+    def allowed(self, written: Any) -> np.ndarray:
+        return np.ones(260, dtype=bool)
 
     def accepts(self, written: Any, tokens: Any) -> int:
         return len(tokens)

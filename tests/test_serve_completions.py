@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from asking import TEXT, chat, chunks, make_context, refusal, serving, submitted, text
+from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context
@@ -25,7 +26,7 @@ FORM = {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
 @pytest.fixture(scope="module")
 def context(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Context:
     target, gate = converted("llama")
-    return make_context(LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
+    return make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import CHAT, TEXT, chat, make_context, refusal, serving, text
-from stridelm.api import LanguageModel
+from assembly import assembled
 from stridelm.serve.json_body import depth
 from stridelm.settings import LoadSettings
 
@@ -26,7 +26,7 @@ TAKEN_SOMEWHERE = ("-1", "0", "-0.0", "1.5")
 @pytest.fixture(scope="module")
 def client(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Iterator[TestClient]:
     target, gate = converted("llama")
-    with serving(make_context(LanguageModel(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))) as made:
+    with serving(make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))) as made:
         yield made
 
 

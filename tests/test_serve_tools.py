@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, refusal, serving
+from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.serve.chat_schema import Function
 from stridelm.serve.settings import ServeSettings
@@ -46,7 +47,7 @@ def with_template(tiny: Callable[..., Any]) -> Callable[[str | None], LanguageMo
         tokenizer.chat_template = given
         # Nothing is run here, so that a context may be pretended that has room for descriptions in bytes.
         target = replace(target, tokenizer=tokenizer, context_length=4096)
-        return LanguageModel(target, None, LoadSettings(cache_tokens=4096))
+        return assembled(target, None, LoadSettings(cache_tokens=4096))
 
     return make
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from assembly import assembled
 from reference import NEAR_TIE, first_departure, replay
 from stridelm.api import LanguageModel
 from stridelm.decode.cost import Cost
 from stridelm.model.builtin import ensure_builtin
-from stridelm.model.gated import Gate
+from stridelm.model.gated import TorchGate
 from stridelm.model.load import Checkpoint
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
@@ -55,11 +56,11 @@ def report() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def model(builtin_checkpoint: Checkpoint, builtin_gate: Gate | None) -> Iterator[LanguageModel]:
+def model(builtin_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> Iterator[LanguageModel]:
     if builtin_gate is None:
         pytest.skip("this package comes without an adapter")
     torch.set_num_threads(2)
-    model = LanguageModel(builtin_checkpoint, None, LoadSettings(cache_tokens=4096), builtin_gate)
+    model = assembled(builtin_checkpoint, None, LoadSettings(cache_tokens=4096), builtin_gate)
     # The planner decides by what a forward costs: by this, the same everywhere, and not by the mood of the machine.
     model._loaded._cost = Cost(rows=(1, 64), seconds=(100.0, 160.0))
     yield model

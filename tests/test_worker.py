@@ -13,7 +13,6 @@ from stridelm.decode.speculative import Speculative
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.worker import EngineStopped, Worker
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve import answer as open_answer
 from stridelm.serve.answer import OpenAnswer
@@ -44,7 +43,7 @@ def watcher() -> Watcher:
 
 @pytest.fixture
 def worker(watcher: Watcher) -> Iterator[Worker]:
-    worker = Worker(Engine(HashForward(KVCache(BLOCKS * BLOCK_SIZE)), letters()), [watcher])  # type: ignore[arg-type]
+    worker = Worker(Engine(HashForward(BLOCKS), letters()), [watcher])
     worker.start()
     yield worker
     if worker.is_healthy:

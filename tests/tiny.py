@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
-from stridelm.model.heads import Heads, HeadsConfig
+from stridelm.model.heads import HeadsConfig, TorchHeads
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.settings import LoadSettings
@@ -143,9 +143,9 @@ def random_adapter(
     return Adapter(config, tensors)
 
 
-def random_heads(checkpoint: Checkpoint, *, heads: int = 3, size: int = 16, seed: int = 0) -> Heads:
+def random_heads(checkpoint: Checkpoint, *, heads: int = 3, size: int = 16, seed: int = 0) -> TorchHeads:
     """Heads that know nothing, but say something else than the model does."""
-    module = Heads(checkpoint.network.config.hidden_size, heads, size).requires_grad_(False)
+    module = TorchHeads(checkpoint.network.config.hidden_size, heads, size).requires_grad_(False)
     random = torch.Generator().manual_seed(seed)
     for factor in module.parameters():
         # As the format stores them: what is saved is what is loaded.
@@ -153,7 +153,7 @@ def random_heads(checkpoint: Checkpoint, *, heads: int = 3, size: int = 16, seed
     return module
 
 
-def heads_config(checkpoint: Checkpoint, module: Heads) -> HeadsConfig:
+def heads_config(checkpoint: Checkpoint, module: TorchHeads) -> HeadsConfig:
     heads, size, width = module.up_HSC.shape
     return HeadsConfig(checkpoint.name, checkpoint.fingerprint, width, heads, size)
 

@@ -9,20 +9,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
 
-from stridelm.contracts import Policy
+from stridelm.contracts import Gate, Heads, Policy
 from stridelm.decode.scoring import Scoring
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.scheduler import PREFILL_ROWS
-from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import adapter_folder, load_converted
-from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.encode import Messages, Prompt, encode_prompt
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import Gate, attach
-from stridelm.model.heads import Heads, heads_for, load_heads
-from stridelm.model.kv_cache import KVCache
-from stridelm.model.load import Checkpoint
+from stridelm.model.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import Result, Sequence, Stats, Stride
@@ -50,37 +43,23 @@ def load(
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()
-    folder = adapter_folder(model, adapter)
-    adapted = (folder, load_adapter(folder)) if folder else None
-    predicting = load_heads(Path(heads)) if heads is not None else None
-    target, converted = load_converted(model, settings, adapted)
-    draft = load_given_draft(str(draft_model), target, settings) if draft_model else None
-    gate = None if converted is None else attach(target.network, converted)
-    given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
-    return LanguageModel(target, draft, settings, gate, given)
+    # Here, not above: torch takes two seconds to import, and not every backend needs it.
+    from stridelm.model.torch_backend import load_parts
+
+    parts = load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+    return LanguageModel(parts, settings)
 
 
 class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
-    def __init__(
-        self,
-        target: Checkpoint,
-        draft: Checkpoint | None,
-        settings: LoadSettings,
-        gate: Gate | None = None,
-        heads: Heads | None = None,
-    ) -> None:
-        """`gate` is what `attach` gave for the target's network; `heads` were trained on it and lie on its device."""
-        self.target = target
-        self.draft = draft
+    def __init__(self, parts: Parts, settings: LoadSettings) -> None:
+        """The caches of `parts` become this model's own: see `twin`."""
+        self.parts = parts
         self.settings = settings
-        self.gate = gate
-        self.heads = heads
-        self.engine = Engine(TorchForward(target.network, KVCache(settings.cache_tokens), gate), target.tokenizer)
-        draft_forward = TorchForward(draft.network, KVCache(settings.cache_tokens)) if draft else None
-        load_own_draft = own_draft_loader(target, settings.cache_tokens)
-        self._loaded = Loaded(target, self.engine.forward, gate, draft, draft_forward, heads, load_own_draft)
+        self.target = parts.target
+        self.engine = Engine(parts.forward, parts.target.tokenizer)
+        self._loaded = Loaded(parts, settings.cache_tokens)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._scoring = Scoring()
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
@@ -92,7 +71,22 @@ class LanguageModel:
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
-        return LanguageModel(self.target, self.draft, self.settings, self.gate, self.heads)
+        return LanguageModel(self.parts.with_caches(self.settings.cache_tokens), self.settings)
+
+    @property
+    def gate(self) -> Gate | None:
+        """What makes masks; None where the model has none."""
+        return self.parts.forward.gate
+
+    @property
+    def draft(self) -> Target | None:
+        """The draft model that was given."""
+        return None if self.parts.draft is None else self.parts.draft.target
+
+    @property
+    def heads(self) -> Heads | None:
+        """The prediction heads that were given."""
+        return self.parts.heads
 
     def stream(
         self,
@@ -214,8 +208,8 @@ class LanguageModel:
         return encode_prompt(self.target, prompt, raw=raw)
 
     def is_exact(self, sequence: Sequence, decoder: str) -> bool:
-        """Whether the answer is that of one-token-at-a-time decoding. Below float32 other shapes round otherwise."""
-        return sequence.policy.exact and (self.target.is_float32 or decoder == PLAIN)
+        """Whether the answer is that of one-token-at-a-time decoding."""
+        return sequence.policy.exact and (self.target.is_verified_exactly or decoder == PLAIN)
 
     def explain(self, decoder: str | DecodeSettings = AUTO) -> list[str]:
         """What a decoder's planner has learnt and decided so far, in lines to read."""
@@ -229,7 +223,7 @@ class LanguageModel:
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
         heads = self._loaded.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
-            has_draft=self.draft is not None or self._loaded.load_own_draft is not None,
+            has_draft=self._loaded.has_draft,
             mask_k=0 if self.gate is None else self.gate.k,
             heads_k=0 if heads is None else heads.k,
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
-from stridelm.types import Block, Commit, DraftTree, Output, Sequence
+from stridelm.types import Array, Block, Commit, DraftTree, Output, Rows, Sequence
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
+
+    from stridelm.model.kv_cache import KVCache, Table
 
 
 class Grammar(Protocol):
@@ -16,13 +18,111 @@ class Grammar(Protocol):
     then for a shorter one gets what the shorter one allows. It never fails, for drafters ask about paths that the
     answer never takes: where it cannot tell, it allows nothing, and whoever draws there for the answer fails."""
 
-    def allowed(self, written: Items[int]) -> torch.Tensor:
+    def allowed(self, written: Items[int]) -> np.ndarray:
         """V booleans: which tokens may follow these tokens of the answer, those that end it among them. Nothing follows
         an end, or what was not allowed."""
         ...
 
     def accepts(self, written: Items[int], tokens: Items[int]) -> int:
         """How many of these tokens may follow, one behind the other: what `allowed` allows in turn, found quicker."""
+        ...
+
+
+class Gate(Protocol):
+    """What lets a step hold masks, and reads their outputs. Shape letters: X chains, C model width, S state of the
+    sequential head, N tokens, V vocabulary."""
+
+    @property
+    def k(self) -> int:
+        """Tokens that a pass may propose: one more than there are masks in a chain."""
+        ...
+
+    @property
+    def state_size(self) -> int:
+        """S; 0 where there is no sequential head, and then none of the next three is asked."""
+        ...
+
+    def start(self, chains: int) -> Array:
+        """The sequential head's states before it has read anything: X x S zeros."""
+        ...
+
+    def read(self, hidden_XC: Array, before: list[int], state_XS: Array) -> tuple[Array, Array]:
+        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known
+        (X x C), and its states."""
+        ...
+
+    def moved(self, tokens_N: Array, logits: Array, added: Array) -> Array:
+        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
+        output."""
+        ...
+
+    def score(self, hidden_XC: Array) -> Array:
+        """The logits of masks that were deferred, in float32."""
+        ...
+
+
+class Heads(Protocol):
+    """Prediction heads on what the output head reads. Shape letters: X rows, H heads, C model width."""
+
+    @property
+    def k(self) -> int:
+        """Tokens that a pass may propose: one more than there are heads."""
+        ...
+
+    def __call__(self, hidden_XC: Array) -> Array:
+        """What the output head is to read instead: X x H x C. Float32 gives float32."""
+        ...
+
+
+class Forward(Protocol):
+    """A model with a cache of its own. Its arrays are numpy's or torch's, always the same."""
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    @property
+    def gate(self) -> Gate | None:
+        """What lets its steps hold masks."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """The model's: C."""
+        ...
+
+    @property
+    def layers(self) -> int:
+        """How many it has."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Positions that the model has."""
+        ...
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What its speed depends on beside the weights: the key of a kept measurement. Of each only `repr` counts."""
+        ...
+
+    def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
+        ...
+
+    def with_cache(self, tokens: int) -> Forward:
+        """The same weights with another, empty cache."""
+        ...
+
+    def score(self, hidden_XC: Array) -> Array:
+        """The output head outside of a step, in float32: X x V."""
+        ...
+
+    def zeros(self, rows: int) -> Array:
+        """So many rows for `score`, to time it with."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
         ...
 
 

@@ -12,15 +12,16 @@ import math
 from collections.abc import Sequence as Items
 from typing import Protocol
 
-import torch
+import numpy as np
 
+from stridelm import arrays
 from stridelm.contracts import Grammar
 from stridelm.params import InputError, SamplingParams
-from stridelm.types import Alternatives, Sequence
+from stridelm.types import Alternatives, Array, Sequence
 
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 1)
 _SHIFTS = (30, 27, 31)
 
 
@@ -33,10 +34,10 @@ class Draw(Protocol):
         ...
 
 
-def drawer(logits_WV: torch.Tensor, sequence: Sequence, tolerance: float = 0.0) -> Draw:
+def drawer(logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
     """How `sequence` draws from these rows. Plain greedy rows are decided together, the others when asked for."""
     if sequence.is_plain_greedy and tolerance == 0:
-        best_W = logits_WV.argmax(dim=-1).tolist()
+        best_W = logits_WV.argmax(-1).tolist()
         return lambda row, before, proposed=(): best_W[row]
 
     def draw_row(row: int, before: Items[int], proposed: Items[int] = ()) -> int:
@@ -46,7 +47,7 @@ def drawer(logits_WV: torch.Tensor, sequence: Sequence, tolerance: float = 0.0) 
 
 
 def draw(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     before: Items[int],
     prompt_length: int,
@@ -60,7 +61,7 @@ def draw(
     return best_or_tolerated(scores_V, (), 0.0)
 
 
-def scores_for(sequence: Sequence, logits_V: torch.Tensor, before: Items[int]) -> torch.Tensor:
+def scores_for(sequence: Sequence, logits_V: Array, before: Items[int]) -> Array:
     """`perturbed_scores` as a sequence has them."""
     return perturbed_scores(
         logits_V,
@@ -74,7 +75,7 @@ def scores_for(sequence: Sequence, logits_V: torch.Tensor, before: Items[int]) -
 
 
 def perturbed_scores(
-    logits_V: torch.Tensor,
+    logits_V: Array,
     params: SamplingParams,
     before: Items[int],
     prompt_length: int,
@@ -82,24 +83,24 @@ def perturbed_scores(
     seed: int,
     choice: int,
     grammar: Grammar | None = None,
-) -> torch.Tensor:
+) -> Array:
     """What a draw takes the best of: penalised logits of what the grammar allows; at a temperature, filtered ones over
     it, with their noise. All are -inf where no token is left."""
-    scores_V = penalise(logits_V.float(), params, before, prompt_length)
+    scores_V = penalise(arrays.float32(logits_V), params, before, prompt_length)
     if grammar is not None:
         scores_V = keep_allowed(scores_V, grammar.allowed(before[prompt_length:]))
     best = scores_V.max()
-    if params.temperature == 0 or best == -torch.inf:
+    if params.temperature == 0 or best == -math.inf:
         return scores_V
     scores_V = keep_likely((scores_V - best) / params.temperature, params)
-    return scores_V.double() + gumbel(seed, choice, len(before), len(scores_V), device=scores_V.device)
+    return arrays.add_noise(scores_V, lambda tokens_N: gumbel_of(tokens_N, seed, choice, len(before)))
 
 
-def best_or_tolerated(scores_V: torch.Tensor, proposed: Items[int], tolerance: float) -> int:
+def best_or_tolerated(scores_V: Array, proposed: Items[int], tolerance: float) -> int:
     """The best token; if it is not proposed, the best of the proposed ones whose score is at most -log(1 - tolerance)
     below its own. What a filter, a grammar or a ban dropped is infinitely far below."""
     best = int(scores_V.argmax())
-    if scores_V[best] == -torch.inf:
+    if scores_V[best] == -math.inf:
         raise InputError(
             "no token is left to draw: logit_bias bans every token, or every one that the grammar allows here: leave "
             "at least one. A grammar that is too complex for the text allows none"
@@ -107,133 +108,115 @@ def best_or_tolerated(scores_V: torch.Tensor, proposed: Items[int], tolerance: f
     if tolerance == 0 or not proposed or best in proposed:
         return best
     nearest = max(proposed, key=lambda token: float(scores_V[token]))
-    return nearest if scores_V[nearest] >= scores_V[best].double() + math.log1p(-tolerance) else best
+    return nearest if float(scores_V[nearest]) >= float(scores_V[best]) + math.log1p(-tolerance) else best
 
 
-def draw_among(tokens_N: torch.Tensor, logits_V: torch.Tensor, sequence: Sequence, before: Items[int]) -> int:
+def draw_among(tokens_N: Array, logits_V: Array, sequence: Sequence, before: Items[int]) -> int:
     """`draw` with all tokens but these left out: for drafts, which may be wrong and must be quick."""
     return int(tokens_N[perturbed_among(tokens_N, logits_V[tokens_N], sequence, before).argmax()])
 
 
-def perturbed_among(
-    tokens_N: torch.Tensor, logits_N: torch.Tensor, sequence: Sequence, before: Items[int]
-) -> torch.Tensor:
+def perturbed_among(tokens_N: Array, logits_N: Array, sequence: Sequence, before: Items[int]) -> Array:
     """`perturbed_scores`, were these all tokens. All are -inf where none of them is left."""
     params = sequence.params
     if params.changes_logits:
         size = max([int(tokens_N.max()), *before]) + 1
-        logits_V = logits_N.new_full((size,), -torch.inf).scatter(0, tokens_N, logits_N)
+        logits_V = arrays.spread(logits_N, tokens_N, size, -math.inf)
         logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
     if sequence.grammar is not None:
         allowed_V = sequence.grammar.allowed(before[sequence.prompt_length :])
-        logits_N = keep_allowed(logits_N, allowed_V.to(tokens_N.device)[tokens_N])
+        logits_N = arrays.fill(logits_N, ~arrays.placed(allowed_V, tokens_N)[tokens_N], -math.inf)
     best = logits_N.max()
-    if params.temperature == 0 or best == -torch.inf:
+    if params.temperature == 0 or best == -math.inf:
         return logits_N
     noise_N = gumbel_of(tokens_N, sequence.seed, sequence.choice, len(before))
-    return keep_likely((logits_N - best) / params.temperature, params).double() + noise_N
+    return arrays.float64(keep_likely((logits_N - best) / params.temperature, params)) + noise_N
 
 
-def penalise(logits_V: torch.Tensor, params: SamplingParams, before: Items[int], prompt_length: int) -> torch.Tensor:
+def penalise(logits_V: Array, params: SamplingParams, before: Items[int], prompt_length: int) -> Array:
     """Repetition penalty over all tokens before, presence and frequency over the answer alone, then the bias."""
     if not params.changes_logits:
         return logits_V
-    scores_V = logits_V.clone()
+    scores_V = arrays.copy(logits_V)
     size = len(scores_V)
     if params.repetition_penalty != 1:
-        seen = torch.tensor(
-            sorted({token for token in before if token < size}), dtype=torch.int64, device=scores_V.device
-        )
+        seen = arrays.integers(sorted({token for token in before if token < size}), scores_V)
         held = scores_V[seen]
-        scores_V[seen] = torch.where(held > 0, held / params.repetition_penalty, held * params.repetition_penalty)
+        scores_V[seen] = arrays.choose(held > 0, held / params.repetition_penalty, held * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         written = [token for token in before[prompt_length:] if token < size]
-        counts_V = torch.bincount(torch.tensor(written, dtype=torch.int64), minlength=size).to(scores_V)
-        scores_V -= params.presence_penalty * (counts_V > 0) + params.frequency_penalty * counts_V
+        counts_V = arrays.occurrences(written, scores_V)
+        scores_V -= params.presence_penalty * arrays.float32(counts_V > 0) + params.frequency_penalty * counts_V
     for token, bias in params.logit_bias.items():
         if token < size:
             scores_V[token] += bias
     return scores_V
 
 
-def keep_allowed(scores_V: torch.Tensor, allowed_V: torch.Tensor) -> torch.Tensor:
+def keep_allowed(scores_V: Array, allowed_V: np.ndarray) -> Array:
     """What is not allowed becomes -inf. A draft model may score fewer tokens than there are."""
-    return scores_V.masked_fill(~allowed_V[: len(scores_V)].to(scores_V.device), -torch.inf)
+    return arrays.fill(scores_V, arrays.placed(~allowed_V[: len(scores_V)], scores_V), -math.inf)
 
 
-def keep_likely(scores_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def keep_likely(scores_V: Array, params: SamplingParams) -> Array:
     """Top-k (equal scores stay together), top-p of what is left, then min-p; what is dropped becomes -inf."""
     if 0 < params.top_k < len(scores_V):
-        least = scores_V.topk(params.top_k).values[-1]
-        scores_V = scores_V.masked_fill(scores_V < least, -torch.inf)
+        scores_V = arrays.fill(scores_V, scores_V < arrays.least_of_top(scores_V, params.top_k), -math.inf)
     if params.top_p < 1:
-        sorted_V, order_V = scores_V.softmax(dim=-1).sort(descending=True, stable=True)
-        dropped_V = sorted_V.cumsum(dim=-1) - sorted_V >= params.top_p
-        scores_V = scores_V.masked_fill(dropped_V.new_zeros(len(scores_V)).scatter(0, order_V, dropped_V), -torch.inf)
+        scores_V = arrays.fill(scores_V, arrays.beyond(arrays.softmax(scores_V), params.top_p), -math.inf)
     if params.min_p > 0:
-        probability_V = scores_V.softmax(dim=-1)
-        scores_V = scores_V.masked_fill(probability_V < params.min_p * probability_V.max(), -torch.inf)
+        probability_V = arrays.softmax(scores_V)
+        scores_V = arrays.fill(scores_V, probability_V < params.min_p * probability_V.max(), -math.inf)
     return scores_V
 
 
-def confidence(logits_WV: torch.Tensor, tokens: Items[int]) -> tuple[float, ...]:
+def confidence(logits_WV: Array, tokens: Items[int]) -> tuple[float, ...]:
     """The model's own probability of each row's token: no temperature, filter or penalty. In double precision: the
     logarithm of one that float32 would round to 0 is still right."""
-    token_W1 = torch.tensor(tokens, device=logits_WV.device).unsqueeze(1)
-    return tuple(logits_WV.log_softmax(dim=-1).gather(1, token_W1).squeeze(1).double().exp().tolist())
+    return tuple(arrays.exp(arrays.float64(arrays.log_softmax_at(logits_WV, tokens))).tolist())
 
 
-def likeliest(logits_WV: torch.Tensor, count: int) -> tuple[Alternatives, ...]:
+def likeliest(logits_WV: Array, count: int) -> tuple[Alternatives, ...]:
     """Each row's so many likeliest tokens by the model's own probability, best first."""
     if not count:
         return ()
-    best = logits_WV.log_softmax(dim=-1).topk(min(count, logits_WV.shape[1]))
+    found_WN, logarithms_WN = arrays.best(arrays.log_softmax(logits_WV), min(count, logits_WV.shape[1]))
     return tuple(
         tuple(zip(tokens, probabilities, strict=True))
-        for tokens, probabilities in zip(best.indices.tolist(), best.values.double().exp().tolist(), strict=True)
+        for tokens, probabilities in zip(
+            found_WN.tolist(), arrays.exp(arrays.float64(logarithms_WN)).tolist(), strict=True
+        )
     )
 
 
-def gumbel(seed: int, choice: int, position: int, size: int, *, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Standard Gumbel noise for token ids 0 .. size - 1."""
-    return gumbel_of(torch.arange(size, device=device), seed, choice, position)
-
-
-def gumbel_of(tokens_N: torch.Tensor, seed: int, choice: int, position: int) -> torch.Tensor:
+def gumbel_of(tokens_N: Array, seed: int, choice: int, position: int) -> Array:
     """Standard Gumbel noise for these token ids: SplitMix64 with the token id as its counter."""
     key = _mix(_mix(_mix(seed) + choice) + position)
-    return _as_gumbel(_mix_tensor((tokens_N + 1) * _signed(_GOLDEN) + _signed(key)))
+    return _as_gumbel(_mix_words((tokens_N + 1) * arrays.signed(_GOLDEN) + arrays.signed(key)))
 
 
-def gumbel_rows(seeds_B: torch.Tensor, positions_B: torch.Tensor, size: int) -> torch.Tensor:
-    """`gumbel` for many rows at once (int64, seeds below 2**63, choice 0): B x size."""
+def gumbel_rows(seeds_B: Array, positions_B: Array, size: int) -> Array:
+    """`gumbel_of` token ids 0 .. size - 1 for many rows at once (int64, seeds below 2**63, choice 0): B x size."""
     key_B = seeds_B
     for part in (0, 0, positions_B):  # seed, choice, position
-        key_B = _mix_tensor(key_B + part + _signed(_GOLDEN))
-    counter_V = torch.arange(1, size + 1, dtype=torch.int64, device=seeds_B.device)
-    return _as_gumbel(_mix_tensor(counter_V * _signed(_GOLDEN) + key_B[:, None]))
+        key_B = _mix_words(key_B + part + arrays.signed(_GOLDEN))
+    counter_V = arrays.count_up(1, size + 1, seeds_B)
+    return _as_gumbel(_mix_words(counter_V * arrays.signed(_GOLDEN) + key_B[:, None]))
 
 
-def _as_gumbel(bits: torch.Tensor) -> torch.Tensor:
-    uniform = ((bits >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
-    return -(-uniform.log()).log()
+def _as_gumbel(bits: Array) -> Array:
+    uniform = (arrays.float64(bits >> 11 & 2**53 - 1) + 0.5) * 2.0**-53
+    return -arrays.log(-arrays.log(uniform))
 
 
 def _mix(word: int) -> int:
     """SplitMix64's step and finaliser on one Python int."""
     word = (word + _GOLDEN) & _WORD
-    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
         word = ((word ^ (word >> shift)) * multiplier) & _WORD
     return word
 
 
-def _mix_tensor(words: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser on int64 words: products wrap, and the shift's sign bits are cut off."""
-    for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
-        words = (words ^ (words >> shift & 2 ** (64 - shift) - 1)) * _signed(multiplier)
-    return words
-
-
-def _signed(word: int) -> int:
-    """The int64 with the same bits."""
-    return word - 2**64 if word >= 2**63 else word
+def _mix_words(words: Array) -> Array:
+    """SplitMix64's finaliser on int64 words."""
+    return arrays.mix(words, _SHIFTS, _MULTIPLIERS)

@@ -163,7 +163,7 @@ def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team:
         "settings": asdict(request.settings),
         "data": store.manifest(),
     }
-    now = circumstances(checkpoint.network.device)
+    now = circumstances(checkpoint.device)
     now["machine"]["processes"] = team.size
     if not request.resume:
         return asked | now

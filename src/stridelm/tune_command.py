@@ -227,7 +227,7 @@ def table(measured: list[Measured], chosen: Measured) -> list[str]:
 
 def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, Any]:
     """What the profile tells besides its settings."""
-    made = circumstances(model.target.network.device)
+    made = circumstances(model.target.device)
     command, machine = made.pop("command"), made.pop("machine")
     machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}
     return {

@@ -8,16 +8,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stridelm.params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from stridelm.contracts import Grammar, Policy
     from stridelm.model.kv_cache import Table
+
+Array = Any
+"""A numpy array or a torch tensor, whichever the backend hands out: see stridelm.arrays. A union of the two would make
+every operator an error to a type checker, so names carry the shape and nothing carries the kind."""
 
 FinishReason = Literal["stop", "length"]
 """`stop`: an end-of-text token or a stop string; `length`: `max_tokens` or the context is used up."""
@@ -155,11 +158,11 @@ class Rows:
 class Output:
     """What the model says of a block's W wanted rows."""
 
-    logits_WV: torch.Tensor
+    logits_WV: Array
     """Without those of the masks, where these are deferred: they come last."""
-    hidden_WC: torch.Tensor | None = None
+    hidden_WC: Array | None = None
     """What the output head read; only from steps that hold masks."""
-    layers_qC: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    layers_qC: Mapping[int, Array] = field(default_factory=dict)
     """Layer -> what it read, for all rows of the block, of the layers that were asked for. The number of layers stands
     for the output head."""
 

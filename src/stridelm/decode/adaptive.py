@@ -5,10 +5,10 @@ ConfAdapt (arXiv 2602.06019) keeps the leading run of positions that are confide
 
 from collections.abc import Iterator
 
+from stridelm.contracts import Gate
 from stridelm.decode.autoregressive import ending, finite, next_block, reads_on
 from stridelm.draft.block import read_chain
 from stridelm.layout import make_block
-from stridelm.model.gated import Gate
 from stridelm.sampling import confidence, drawer, likeliest
 from stridelm.types import ROOT, Alternatives, Block, Commit, Output, Sequence
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence as Items
 
+from stridelm.arrays import pick_rows
 from stridelm.layout import make_block
 from stridelm.params import InputError
 from stridelm.sampling import confidence, drawer, likeliest
@@ -98,7 +99,7 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
         sequence.eos_ids,
     )
     tokens = tuple(emitted)
-    drawn_WV = logits_WV[[0, *(node + 1 for node in accepted)]][: len(tokens)]
+    drawn_WV = pick_rows(logits_WV, [0, *(node + 1 for node in accepted)][: len(tokens)])
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
         tokens=tokens,

@@ -16,16 +16,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from stridelm import __version__
+from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
-from stridelm.model import few_rows
 from stridelm.model.builtin import cache_folder
-from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache, Table
-from stridelm.model.load import Checkpoint
-from stridelm.model.processor import processor_entry
+from stridelm.model.kv_cache import Table
+from stridelm.model.target import Target
 from stridelm.types import ROOT
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -94,7 +91,7 @@ class Cost:
         return self.head + self.head_row * needed < self.head_row * masks
 
 
-def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
+def load_or_measure(target: Target, forward: Forward) -> Cost:
     """The cost of this model here; from an earlier measurement where there is one."""
     file = cache_folder() / "costs" / f"{_key(target, forward)}.json"
     try:
@@ -117,24 +114,18 @@ def load_or_measure(target: Checkpoint, forward: TorchForward) -> Cost:
     return cost
 
 
-def _still_holds(cost: Cost, forward: TorchForward) -> bool:
+def _still_holds(cost: Cost, forward: Forward) -> bool:
     """Whether one row and eight take about what they took then: it may have been measured on a busy machine."""
-    trial = TorchForward(forward.network, KVCache(2 * _CONTEXT), forward.gate)
+    trial = forward.with_cache(2 * _CONTEXT)
     steps = {str(rows): _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
-    times = _rounds(steps, forward.network.device, most=4)
+    times = _rounds(steps, forward, most=4)
     one, eight = (min(times[str(rows)]) / cost(rows) for rows in (1, 8))
     return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, eight / one))
 
 
-def _key(target: Checkpoint, forward: TorchForward) -> str:
-    network, gate = forward.network, forward.gate
-    device = (
-        torch.cuda.get_device_name(network.device) if network.device.type == "cuda" else processor_entry("model name")
-    )
-    parts = (
-        target.fingerprint, network.dtype, device, torch.get_num_threads(), torch.__version__, __version__,
-        few_rows.library() is not None, gate is not None and gate.k, _WIDTHS,
-    )  # fmt: skip
+def _key(target: Target, forward: Forward) -> str:
+    masks_k = None if forward.gate is None else forward.gate.k
+    parts = (target.fingerprint, forward.identity, __version__, masks_k, _WIDTHS)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
@@ -147,30 +138,29 @@ class _Shape:
     context: int = _CONTEXT
 
 
-def measure(forward: TorchForward) -> tuple[Cost, bool]:
+def measure(forward: Forward) -> tuple[Cost, bool]:
     """Time steps of several shapes in turn, round after round, so that a slow moment of the machine hits all alike; and
     whether the machine was quiet."""
-    context = min(_LONG_CONTEXT, forward.network.config.get_text_config().max_position_embeddings - 64)
+    context = min(_LONG_CONTEXT, forward.longest - 64)
     short = min(_CONTEXT, context // 2)
     shapes = {f"{width}": _Shape(1, width, context=short) for width in _WIDTHS}
     shapes["long"] = _Shape(1, 8, context=context)
     shapes["sequences"] = _Shape(_SEQUENCES, 1, context=short)
     if forward.gate is not None:
         shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in _MASKS)
-    trial = TorchForward(forward.network, KVCache(max(2 * context, _SEQUENCES * short) + 256), forward.gate)
+    trial = forward.with_cache(max(2 * context, _SEQUENCES * short) + 256)
     steps: Steps = {name: _Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
-        gate, width = forward.gate, forward.network.config.get_text_config().hidden_size
-        hidden_XC = torch.zeros(8, width, device=forward.network.device, dtype=forward.network.dtype)
-        steps = {**steps, "head": lambda: gate.score(hidden_XC[:1]), "head on 8": lambda: gate.score(hidden_XC)}
-    times, is_quiet = _time(steps, forward.network.device)
+        hidden_XC = forward.zeros(8)
+        steps = {**steps, "head": lambda: forward.score(hidden_XC[:1]), "head on 8": lambda: forward.score(hidden_XC)}
+    times, is_quiet = _time(steps, forward)
     return _cost(times, context - short), is_quiet
 
 
 class _Trial:
     """A step of one shape, on whatever the cache holds, again and again."""
 
-    def __init__(self, forward: TorchForward, shape: _Shape) -> None:
+    def __init__(self, forward: Forward, shape: _Shape) -> None:
         self.forward, self.shape = forward, shape
         anchors = [ROOT] if shape.masks else []
         block = make_block(shape.context, [1] * shape.real, anchors=anchors, masks=shape.masks)
@@ -190,15 +180,15 @@ class _Trial:
                 cache.free(table)
 
 
-def _time(steps: Steps, device: torch.device) -> tuple[dict[str, float], bool]:
+def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
     """Every step's time: among the quick ones of several rounds, since whatever disturbs only adds."""
-    times = _rounds(steps, device, most=_MOST)
+    times = _rounds(steps, forward, most=_MOST)
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
     return quick, middle < _DISTURBED * sum(quick.values())
 
 
-def _rounds(steps: Steps, device: torch.device, *, most: int) -> dict[str, list[float]]:
+def _rounds(steps: Steps, forward: Forward, *, most: int) -> dict[str, list[float]]:
     """Every step's times, the steps taking turns, as many rounds as the budget has room for; the first warms up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     started = time.perf_counter()
@@ -206,8 +196,7 @@ def _rounds(steps: Steps, device: torch.device, *, most: int) -> dict[str, list[
         for name, step in steps.items():
             before = time.perf_counter()
             step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            forward.synchronize()
             if number:
                 times[name].append(time.perf_counter() - before)
         if number and time.perf_counter() - started > _BUDGET:

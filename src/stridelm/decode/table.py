@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stridelm.contracts import Drafter, Policy
+from stridelm.contracts import Drafter, Gate, Heads, Policy
 from stridelm.decode.adaptive import Adaptive
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost, load_or_measure
@@ -13,12 +13,7 @@ from stridelm.draft.draft_model import ModelDrafter
 from stridelm.draft.heads import HeadsDrafter
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import NgramDrafter
-from stridelm.model import builtin
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import Gate
-from stridelm.model.heads import Heads, heads_for, load_heads
-from stridelm.model.load import Checkpoint
-from stridelm.model.scorer import Scorer
+from stridelm.model.target import Draft, Parts
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
 _NGRAM_K, _DRAFT_K, _STATIC_K, _K_MAX = 8, 8, 3, 16
@@ -33,25 +28,16 @@ _IS_WIDE = 1.5
 class Loaded:
     """What is there to decode with."""
 
-    target: Checkpoint
-    forward: TorchForward
-    gate: Gate | None
-    """What lets the target's steps hold masks."""
-    draft: Checkpoint | None
-    draft_forward: TorchForward | None
-    """Shared by all who draft with the draft model."""
-    heads: Heads | None
-    """Those that the user gave."""
-    load_own_draft: Callable[[], tuple[Checkpoint, TorchForward]] | None = None
-    """The draft model that comes with the target, loaded once: only the decoder `draft` asks, if no other was given."""
-    _builtin_heads: Heads | None = None
+    parts: Parts
+    cache_tokens: int
+    _own_draft: Draft | None = None
     _cost: Cost | None = None
 
     @property
     def cost(self) -> Cost:
         """What forwards of the target cost here; measured when a decoder first asks."""
         if self._cost is None:
-            self._cost = load_or_measure(self.target, self.forward)
+            self._cost = load_or_measure(self.parts.target, self.parts.forward)
         return self._cost
 
     @property
@@ -62,31 +48,37 @@ class Loaded:
     def branches(self) -> int:
         return _WIDE_BRANCHES if self.is_wide else 2
 
+    @property
+    def has_draft(self) -> bool:
+        return self.parts.draft is not None or self.parts.own_draft is not None
+
     def heads_by_name(self) -> Heads | None:
-        """For who asks for heads by name: those that the user gave, or those that come with the built-in model, which
-        are loaded only then."""
-        if self.heads is None and self._builtin_heads is None and self.target.name == builtin.NAME:
-            folder = builtin.builtin_heads()
-            if folder is not None:
-                self._builtin_heads = heads_for(self.target, folder, *load_heads(folder))
-        return self.heads or self._builtin_heads
+        """For who asks for heads by name: those that the user gave, or those that come with the model, which are
+        loaded only then."""
+        if self.parts.heads is None and self.parts.own_heads is not None:
+            return self.parts.own_heads()
+        return self.parts.heads
 
     def heads_drafter(self, heads: Heads, k: int | None) -> HeadsDrafter:
-        network = self.target.network
-        layers = int(network.config.get_text_config().num_hidden_layers)
-        return HeadsDrafter(heads, Scorer(network), layers=layers, k=min(k or heads.k, heads.k), branches=self.branches)
+        forward, k = self.parts.forward, min(k or heads.k, heads.k)
+        return HeadsDrafter(heads, forward.score, layers=forward.layers, k=k, branches=self.branches)
 
     def model_drafter(self, k: int | None) -> ModelDrafter:
-        draft, forward = self.draft, self.draft_forward
-        if draft is None and self.load_own_draft is not None:
-            draft, forward = self.load_own_draft()
-        assert draft is not None and forward is not None, "DecodeSettings.check lets this pass only with a draft model"
-        return ModelDrafter(k or _DRAFT_K, forward, draft.context_length, draft.vocabulary, self.target.vocabulary)
+        draft = self.parts.draft or self._load_own_draft()
+        target, vocabulary = draft.target, self.parts.target.vocabulary
+        return ModelDrafter(k or _DRAFT_K, draft.forward, target.context_length, target.vocabulary, vocabulary)
+
+    def _load_own_draft(self) -> Draft:
+        """The draft model that comes with the target: only the decoder `draft` asks, if no other was given."""
+        if self._own_draft is None:
+            assert self.parts.own_draft is not None, "DecodeSettings.check lets this pass only with a draft model"
+            self._own_draft = self.parts.own_draft().with_cache(self.cache_tokens)  # others may draft with it, too
+        return self._own_draft
 
 
 def _gate(loaded: Loaded) -> Gate:
-    assert loaded.gate is not None, "DecodeSettings.check lets this pass only with masks"
-    return loaded.gate
+    assert loaded.parts.forward.gate is not None, "DecodeSettings.check lets this pass only with masks"
+    return loaded.parts.forward.gate
 
 
 def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
@@ -95,11 +87,11 @@ def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
 
 def _everything(settings: DecodeSettings, loaded: Loaded, *, switches: bool = False) -> Policy:
     drafters: list[Drafter] = [NgramDrafter(settings.k or _NGRAM_K)]
-    if loaded.heads is not None:
-        drafters.append(loaded.heads_drafter(loaded.heads, settings.k))
-    if loaded.draft is not None:
+    if loaded.parts.heads is not None:
+        drafters.append(loaded.heads_drafter(loaded.parts.heads, settings.k))
+    if loaded.parts.draft is not None:
         drafters.append(loaded.model_drafter(settings.k))
-    return _planned(settings, loaded, loaded.gate, drafters, switches=switches)
+    return _planned(settings, loaded, loaded.parts.forward.gate, drafters, switches=switches)
 
 
 def _heads(settings: DecodeSettings, loaded: Loaded) -> Policy:

@@ -7,53 +7,52 @@ the rest.
 Shape letters: D masks of a chain, V vocabulary, C model width, N candidates.
 """
 
+import math
 from collections.abc import Iterator
 
-import torch
-
-from stridelm.model.gated import Gate
+from stridelm import arrays
+from stridelm.contracts import Gate
 from stridelm.sampling import confidence, draw_among, keep_allowed, penalise
-from stridelm.types import Sequence
+from stridelm.types import Array, Sequence
 
 CANDIDATES = 256
 """The likeliest tokens of a mask, among which one is chosen: the whole vocabulary takes long to score."""
 
 
-@torch.inference_mode()
 def read_chain(
-    gate: Gate, sequence: Sequence, text: list[int], logits_DV: torch.Tensor, hidden_DC: torch.Tensor
+    gate: Gate, sequence: Sequence, text: list[int], logits_DV: Array, hidden_DC: Array
 ) -> Iterator[tuple[int, float]]:
     """Each mask's token, drawn as the sequence draws, and its probability without temperature, filters and penalties.
 
     `text` is all up to the token that was drawn where the chain's anchor is. Where no token is left, the chain ends.
     """
-    head, written = gate.sequential_head, list(text)
-    if head is None and sequence.is_plain_greedy:
+    written = list(text)
+    if not gate.state_size and sequence.is_plain_greedy:
         yield from _likeliest(logits_DV)
         return
-    state_1S = None if head is None else head.start(1)
+    state_1S = gate.start(1) if gate.state_size else None
     for logits_V, hidden_C in zip(logits_DV, hidden_DC, strict=True):
         # Penalised ones: nobody checks these tokens, so a bias must reach those that are unlikely without it. So must a
         # grammar.
         scores_V = penalise(logits_V, sequence.params, written, sequence.prompt_length)
         if sequence.grammar is not None:
             scores_V = keep_allowed(scores_V, sequence.grammar.allowed(written[sequence.prompt_length :]))
-        if scores_V.max() == -torch.inf:
+        if scores_V.max() == -math.inf:
             return
-        candidates_N = scores_V.topk(min(CANDIDATES, len(scores_V)), sorted=False).indices
+        candidates_N, _ = arrays.top(scores_V, min(CANDIDATES, len(scores_V)))
         if state_1S is not None:
             added_1C, state_1S = gate.read(hidden_C[None], written[-1:], state_1S)
             moved_N = gate.moved(candidates_N, logits_V[candidates_N], added_1C[0])
-            logits_V = logits_V.scatter(0, candidates_N, moved_N)
+            logits_V = arrays.put(logits_V, candidates_N, moved_N)
         token = draw_among(candidates_N, logits_V, sequence, written)
         written.append(token)
         (probability,) = confidence(logits_V[None], [token])
         yield token, probability
 
 
-def _likeliest(logits_DV: torch.Tensor) -> Iterator[tuple[int, float]]:
+def _likeliest(logits_DV: Array) -> Iterator[tuple[int, float]]:
     """Greedily and without a head, which nothing moves: finding the best token is quicker than finding candidates."""
-    for logits_1V in logits_DV.split(1):
-        token = int(logits_1V.argmax())
-        (probability,) = confidence(logits_1V, [token])
+    for logits_V in logits_DV:
+        token = int(logits_V.argmax())
+        (probability,) = confidence(logits_V[None], [token])
         yield token, probability

@@ -6,13 +6,12 @@ It writes as long as it is sure of itself, k at most. Shape letters: V vocabular
 import math
 from dataclasses import dataclass, field
 
-import torch
-
+from stridelm.arrays import softmax
+from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
-from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
 from stridelm.sampling import scores_for
-from stridelm.types import Block, Commit, DraftTree, Output, Sequence
+from stridelm.types import Array, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import agreement
 
 _ROWS = 512
@@ -48,9 +47,7 @@ class ModelDrafter:
     layers = ()
     reads_whole_texts = False
 
-    def __init__(
-        self, k: int, forward: TorchForward, context_length: int, vocabulary: int, target_vocabulary: int
-    ) -> None:
+    def __init__(self, k: int, forward: Forward, context_length: int, vocabulary: int, target_vocabulary: int) -> None:
         self.k = k
         self.forward = forward
         self.context_length = context_length
@@ -154,7 +151,7 @@ class ModelDrafter:
             self.forward.cache.free(draft.table)
 
 
-def draw_and_confidence(logits_V: torch.Tensor, sequence: Sequence, before: list[int]) -> tuple[int, float]:
+def draw_and_confidence(logits_V: Array, sequence: Sequence, before: list[int]) -> tuple[int, float]:
     """The token that `sequence` draws from these logits, and how clearly it won: its share in a softmax of the scores
     that the draw compared, on the scale of the logits.
 
@@ -164,6 +161,6 @@ def draw_and_confidence(logits_V: torch.Tensor, sequence: Sequence, before: list
     """
     scores_V = scores_for(sequence, logits_V, before)
     token = int(scores_V.argmax())
-    if scores_V[token] == -torch.inf:
+    if scores_V[token] == -math.inf:
         return token, 0.0
-    return token, float((scores_V * (sequence.params.temperature or 1.0)).softmax(dim=-1)[token])
+    return token, float(softmax(scores_V * (sequence.params.temperature or 1.0))[token])

@@ -10,11 +10,12 @@ S state of the sequential head.
 
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 
-from stridelm.model.gated import Gate
+from stridelm import arrays
+from stridelm.contracts import Gate
 from stridelm.sampling import keep_allowed, perturbed_among
-from stridelm.types import ROOT, DraftTree, Sequence
+from stridelm.types import ROOT, Array, DraftTree, Sequence
 
 CANDIDATES = 64
 """The likeliest tokens of each place, among which its drafts are chosen: the whole vocabulary takes long to score."""
@@ -24,40 +25,37 @@ CANDIDATES = 64
 class Chain:
     """What was said of the places behind one row, by its masks or heads, and how far the text has come since."""
 
-    logits_DV: torch.Tensor
-    hidden_DC: torch.Tensor
+    logits_DV: Array
+    hidden_DC: Array
     used: int = 0
     """Places that are taken by now."""
-    state_1S: torch.Tensor | None = None
+    state_1S: Array | None = None
     """The sequential head's, after it has read what took these places."""
-    candidates: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    candidates: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     """Depth -> likeliest tokens and their logits; found when they are needed."""
-    states: dict[tuple[int, ...], torch.Tensor | None] = field(default_factory=dict)
+    states: dict[tuple[int, ...], Array | None] = field(default_factory=dict)
     """Tokens read since the latest look -> the sequential head's state behind them, of what was drafted."""
 
     @property
     def left(self) -> int:
         return len(self.hidden_DC) - self.used
 
-    def at(self, level: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, level: int) -> tuple[Array, Array]:
         """The likeliest tokens, and their logits, so many places on."""
         depth = self.used + level
         if depth not in self.candidates:
             logits_V = self.logits_DV[depth]
-            found = logits_V.topk(min(CANDIDATES, len(logits_V)), sorted=False)
-            self.candidates[depth] = found.indices, found.values
+            self.candidates[depth] = arrays.top(logits_V, min(CANDIDATES, len(logits_V)))
         return self.candidates[depth]
 
-    def allowed_at(self, level: int, allowed_V: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def allowed_at(self, level: int, allowed_V: np.ndarray) -> tuple[Array, Array]:
         """Those of them that a grammar allows; if it allows none, the likeliest of all that it does allow."""
         tokens_N, logits_N = self.at(level)
-        allowed_V = allowed_V.to(tokens_N.device)
-        kept_N = allowed_V[tokens_N]
+        kept_N = arrays.placed(allowed_V, tokens_N)[tokens_N]
         if kept_N.any():
             return tokens_N[kept_N], logits_N[kept_N]
         logits_V = keep_allowed(self.logits_DV[self.used + level], allowed_V)
-        found = logits_V.topk(min(CANDIDATES, int(allowed_V.sum())), sorted=False)
-        return found.indices, found.values
+        return arrays.top(logits_V, min(CANDIDATES, int(allowed_V.sum())))
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ class _Bud:
     """All tokens up to it."""
     path: float
     """How likely it and all its ancestors are to stand."""
-    state_1S: torch.Tensor | None
+    state_1S: Array | None
     """The sequential head's, before it has read this node's token."""
 
 
@@ -87,7 +85,6 @@ class TreeGrower:
         self.levels = 0
         """Depths that were drafted so far, over all calls."""
 
-    @torch.inference_mode()
     def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
         """Grow a tree off each text, depth by depth, the likeliest nodes of each going on. Nodes that are less likely
         to stand than `floor` are left out; so is everything behind an end of text."""
@@ -122,20 +119,20 @@ class TreeGrower:
         return [tree.whole(self.name) for tree in trees]
 
     def _read(
-        self, chains: list[Chain], level: int, before: list[int], states: list[torch.Tensor | None]
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        self, chains: list[Chain], level: int, before: list[int], states: list[Array | None]
+    ) -> tuple[Array | None, list[Array | None]]:
         """What the sequential head adds to the outputs so many places on once it has read the token before each, and
         its states."""
-        if self._reader is None or self._reader.sequential_head is None:
+        if self._reader is None or not self._reader.state_size:
             return None, states
-        hidden_XC = torch.stack([chain.hidden_DC[chain.used + level] for chain in chains])
-        zero_1S = self._reader.sequential_head.start(1)
-        state_XS = torch.cat([zero_1S if state is None else state for state in states])
+        hidden_XC = arrays.stack([chain.hidden_DC[chain.used + level] for chain in chains])
+        zero_1S = self._reader.start(1)
+        state_XS = arrays.join([zero_1S if state is None else state for state in states])
         moved_XC, state_XS = self._reader.read(hidden_XC, before, state_XS)
-        return moved_XC, list(state_XS.split(1))
+        return moved_XC, [state_XS[row : row + 1] for row in range(len(chains))]
 
     def _choices(
-        self, chain: Chain, level: int, sequence: Sequence, texts: list[list[int]], moved_XC: torch.Tensor | None
+        self, chain: Chain, level: int, sequence: Sequence, texts: list[list[int]], moved_XC: Array | None
     ) -> list[list[tuple[int, float]]]:
         """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
         if sequence.grammar is None:
@@ -150,18 +147,16 @@ class TreeGrower:
                 choices.append([])
         return choices
 
-    def _moved(
-        self, candidates: tuple[torch.Tensor, torch.Tensor], count: int, moved_XC: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _moved(self, candidates: tuple[Array, Array], count: int, moved_XC: Array | None) -> tuple[Array, Array]:
         """Candidates, and their logits behind so many texts, by what the sequential head says of each."""
         tokens_N, logits_N = candidates
-        logits_XN = logits_N.expand(count, -1)
+        logits_XN = arrays.repeat(logits_N, count)
         if moved_XC is not None and self._reader is not None:
             logits_XN = self._reader.moved(tokens_N, logits_XN, moved_XC)
         return tokens_N, logits_XN
 
     def _likeliest(
-        self, tokens_N: torch.Tensor, logits_XN: torch.Tensor, sequence: Sequence, texts: list[list[int]]
+        self, tokens_N: Array, logits_XN: Array, sequence: Sequence, texts: list[list[int]]
     ) -> list[list[tuple[int, float]]]:
         """`_choices` among these candidates."""
         if not sequence.is_plain_greedy:
@@ -169,11 +164,11 @@ class TreeGrower:
                 perturbed_among(tokens_N, logits_N, sequence, text)
                 for logits_N, text in zip(logits_XN, texts, strict=True)
             ]
-            logits_XN = torch.stack(scores)
-        best = logits_XN.softmax(dim=-1).topk(min(self.branches, len(tokens_N)))
+            logits_XN = arrays.stack(scores)
+        places, shares = arrays.best(arrays.softmax(logits_XN), min(self.branches, len(tokens_N)))
         return [
             list(zip(tokens, scores, strict=True))
-            for tokens, scores in zip(tokens_N[best.indices].tolist(), best.values.tolist(), strict=True)
+            for tokens, scores in zip(tokens_N[places].tolist(), shares.tolist(), strict=True)
         ]
 
     def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:

@@ -4,10 +4,8 @@ The masks did not see the token that was drawn after them, nor each other's draf
 can read any tokens: a chain whose anchor lies some tokens back is still of use, its first masks being skipped.
 """
 
-import torch
-
+from stridelm.contracts import Gate
 from stridelm.draft.grow import Chain, TreeGrower
-from stridelm.model.gated import Gate
 
 
 class MaskDrafter(TreeGrower):
@@ -17,7 +15,6 @@ class MaskDrafter(TreeGrower):
         super().__init__("self", branches, gate)
         self.gate = gate
 
-    @torch.inference_mode()
     def advance(self, chain: Chain, tokens: list[int]) -> None:
         """The text has gone on: the first of these tokens stands before the chain's next mask, the last is the newest.
         Every one but the newest takes a mask's place."""

@@ -3,18 +3,18 @@
 import logging
 import time
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from transformers import PreTrainedTokenizerBase
-
-from stridelm.contracts import Policy
+from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import TextStream
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
-from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Engine:
     """Sequences join with `add` and leave when they are finished; every `step` is one forward over all of them."""
 
-    def __init__(self, forward: TorchForward, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, forward: Forward, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.forward = forward
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)

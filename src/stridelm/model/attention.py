@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from stridelm.layout import visible
 from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.kv_memory import TorchMemory
 from stridelm.params import InputError
 from stridelm.types import Rows
 
@@ -53,11 +54,17 @@ class Step:
     """One step's view of the cache: where its rows are written, what each block reads and sees."""
 
     def __init__(
-        self, rows: Rows, cache: KVCache, tables: list[Table], device: torch.device, dtype: torch.dtype
+        self,
+        rows: Rows,
+        cache: KVCache,
+        memory: TorchMemory,
+        tables: list[Table],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        """Makes room for the rows in the cache."""
+        """Makes room for the rows in the cache, whose memory this is."""
         self.rows = rows
-        self.cache = cache
+        self.memory = memory
         self.device = device
         self.dtype = dtype
         counts = (segment.stop - segment.start for segment in rows.segments)
@@ -149,10 +156,10 @@ def attend_rows(
 ) -> torch.Tensor:
     """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
     step.windows[layer] = window
-    step.cache.write(layer, step.write_slots_Q, key_GQD, value_GQD)
+    step.memory.write(layer, step.write_slots_Q, key_GQD, value_GQD)
     outputs: list[torch.Tensor] = []
     for block, rows in enumerate(step.rows.segments):
-        key_GTD, value_GTD = step.cache.read(layer, step.read_slots[block])
+        key_GTD, value_GTD = step.memory.read(layer, step.read_slots[block])
         query_HqD = query_HQD[:, rows]
         mask = step.mask(block, window)
         if softcap is None and sinks_H is None:

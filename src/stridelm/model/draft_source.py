@@ -7,9 +7,9 @@ from pathlib import Path
 from stridelm.model import builtin
 from stridelm.model.draft_layers import is_draft, load_draft
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.mask_token import MASK_KEY
+from stridelm.model.target import Draft
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
@@ -19,16 +19,16 @@ def own_draft(model: str) -> Path | None:
     return builtin.builtin_draft() if model == builtin.NAME else None
 
 
-def own_draft_loader(target: Checkpoint, cache_tokens: int) -> Callable[[], tuple[Checkpoint, TorchForward]] | None:
+def own_draft_loader(target: Checkpoint, cache_tokens: int) -> Callable[[], Draft] | None:
     """What loads the draft model that comes with a target: when first called, and once."""
     folder = own_draft(target.name)
     if folder is None:
         return None
 
     @cache
-    def load() -> tuple[Checkpoint, TorchForward]:
+    def load() -> Draft:
         draft = load_draft(folder, target)
-        return draft, TorchForward(draft.network, KVCache(cache_tokens))
+        return Draft(draft, TorchForward(draft.network, cache_tokens))
 
     return load
 

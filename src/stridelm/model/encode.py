@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
-from stridelm.model.load import Checkpoint
+from stridelm.model.target import Target
 from stridelm.params import InputError
 
 Messages = Items[Mapping[str, str]]
@@ -15,7 +15,7 @@ class PromptTooLong(InputError):
     """Has more tokens than the model's context."""
 
 
-def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> list[int]:
+def encode_prompt(model: Target, prompt: Prompt, *, raw: bool = False) -> list[int]:
     """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
     user's turn, if it has one; `raw` leaves text as it is."""
     if isinstance(prompt, str):
@@ -28,7 +28,7 @@ def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> li
     return _checked(model, _encode_chat(model, prompt))
 
 
-def _encode_chat(model: Checkpoint, messages: Messages) -> list[int]:
+def _encode_chat(model: Target, messages: Messages) -> list[int]:
     tokenizer = model.tokenizer
     if not messages or not all(
         isinstance(message, Mapping)
@@ -48,7 +48,7 @@ def _encode_chat(model: Checkpoint, messages: Messages) -> list[int]:
         raise InputError(f"{model.name}'s chat template does not take these messages ({error})") from error
 
 
-def _checked(model: Checkpoint, ids: list[int]) -> list[int]:
+def _checked(model: Target, ids: list[int]) -> list[int]:
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
     if len(ids) >= model.context_length:

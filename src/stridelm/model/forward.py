@@ -5,20 +5,26 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from stridelm.model import few_rows
 from stridelm.model.attention import Step
-from stridelm.model.gated import Gate
-from stridelm.model.kv_cache import KVCache, Table
+from stridelm.model.gated import TorchGate
+from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
+from stridelm.model.kv_memory import TorchMemory
 from stridelm.model.llama_layer import has_llama_layers, run_llama
+from stridelm.model.processor import processor_entry
+from stridelm.model.scorer import Scorer
 from stridelm.types import Output, Rows
 
 
 class TorchForward:
-    """A transformers model with a KV cache of its own. Several of these may share a model."""
+    """Keeps `contracts.Forward`: a transformers model with a KV cache of its own. Several of these may share a
+    model."""
 
-    def __init__(self, network: PreTrainedModel, cache: KVCache, gate: Gate | None = None) -> None:
+    def __init__(self, network: PreTrainedModel, cache_tokens: int, gate: TorchGate | None = None) -> None:
         """`gate` is what `attach` gave for this network, and lets steps hold mask rows."""
         self.network = network
-        self.cache = cache
+        self.memory = TorchMemory(blocks_for(cache_tokens) * BLOCK_SIZE)
+        self.cache = KVCache(cache_tokens, self.memory)
         self.gate = gate
         # Models of replaced layers skip transformers' own way around them.
         self._run = run_llama if has_llama_layers(network) else _run_transformers
@@ -29,7 +35,7 @@ class TorchForward:
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
         device, dtype = self.network.device, self.network.dtype
-        step = Step(rows, self.cache, tables, device, dtype)
+        step = Step(rows, self.cache, self.memory, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
         wanted_W = torch.from_numpy(rows.wanted_W).to(device)
         hidden_WC = None
@@ -54,6 +60,38 @@ class TorchForward:
                 logits_WV.split(scored), rows.wanted_segments, rows.segments, strict=True
             )
         ]
+
+    @property
+    def width(self) -> int:
+        return int(self.network.config.get_text_config().hidden_size)
+
+    @property
+    def layers(self) -> int:
+        return int(self.network.config.get_text_config().num_hidden_layers)
+
+    @property
+    def longest(self) -> int:
+        return int(self.network.config.get_text_config().max_position_embeddings)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        device = self.network.device
+        place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_entry("model name")
+        has_products = few_rows.library() is not None
+        return "torch", self.network.dtype, place, torch.get_num_threads(), torch.__version__, has_products
+
+    def with_cache(self, tokens: int) -> "TorchForward":
+        return TorchForward(self.network, tokens, self.gate)
+
+    def score(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        return Scorer(self.network)(hidden_XC)
+
+    def zeros(self, rows: int) -> torch.Tensor:
+        return torch.zeros(rows, self.width, device=self.network.device, dtype=self.network.dtype)
+
+    def synchronize(self) -> None:
+        if self.network.device.type == "cuda":
+            torch.cuda.synchronize(self.network.device)
 
 
 def _run_transformers(

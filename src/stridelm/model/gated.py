@@ -48,8 +48,9 @@ _BELOW_ONE = 1 - 1e-6
 _PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
 
 
-class Gate:
-    """What an adapter brings beside its low-rank parts, on the device of the network that it is attached to."""
+class TorchGate:
+    """Keeps `contracts.Gate`: what an adapter brings beside its low-rank parts, on the device of the network that it is
+    attached to."""
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
         self.k = adapter.config.k
@@ -64,8 +65,11 @@ class Gate:
         self.output_weight_VC = None if head is None else _output_weight(network)
         """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
         self.score = Scorer(network)
-        """The logits of rows whose scoring was deferred."""
         self.softcap = self.score.softcap
+
+    @property
+    def state_size(self) -> int:
+        return 0 if self.sequential_head is None else self.sequential_head.size
 
     @contextmanager
     def open(self, rows: Rows) -> Iterator[GatedPass]:
@@ -81,18 +85,20 @@ class Gate:
         finally:
             _PASS.reset(token)
 
+    def start(self, chains: int) -> torch.Tensor:
+        assert self.sequential_head is not None
+        return self.sequential_head.start(chains)
+
+    @torch.inference_mode()
     def read(
         self, hidden_XC: torch.Tensor, before: list[int], state_XS: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known,
-        and its states."""
         assert self.sequential_head is not None
         before_XC = self.embedding(torch.tensor(before, device=self.device)).float()
         return self.sequential_head(hidden_XC.float(), before_XC, state_XS)
 
+    @torch.inference_mode()
     def moved(self, tokens_N: torch.Tensor, logits: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
-        output."""
         assert self.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
         rows_NC = self.output_weight_VC[tokens_N]
         more, cap = (added.to(rows_NC.dtype) @ rows_NC.t()).float(), self.softcap
@@ -124,14 +130,14 @@ def _output_weight(network: PreTrainedModel) -> torch.Tensor:
     return holder.weight
 
 
-def attach(network: PreTrainedModel, adapter: Adapter) -> Gate:
+def attach(network: PreTrainedModel, adapter: Adapter) -> TorchGate:
     """Wrap the network's layers, whichever form they have. A network takes one adapter, once."""
     assert not isinstance(network.get_output_embeddings(), _Tap), "the network has an adapter already"
     parts: dict[tuple[nn.Module, str], list[_LowRank]] = {}
     for target in adapter.config.targets:
         owner, name, part = _find(network, adapter, target)
         parts.setdefault((owner, name), []).append(part)
-    gate = Gate(network, adapter)
+    gate = TorchGate(network, adapter)
     for (owner, name), low_ranks in parts.items():
         base = getattr(owner, name)
         replace(owner, name, (GatedPanels if isinstance(base, PanelLinear) else GatedLinear)(base, low_ranks))

@@ -21,8 +21,9 @@ from stridelm.params import InputError
 HEADS = Kind("heads", "heads.json", "stridelm-heads")
 
 
-class Heads(nn.Module):
-    """All heads in two products: h + down(silu(up h)). At first each says what the model says of the next token."""
+class TorchHeads(nn.Module):
+    """Keeps `contracts.Heads`. All heads in two products: h + down(silu(up h)). At first each says what the model says
+    of the next token."""
 
     def __init__(self, width: int, heads: int, size: int) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Heads(nn.Module):
         return len(self.up_HSC) + 1
 
     def forward(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """What the output head is to read instead: X x H x C. Computed in the precision of what is given."""
+        """Computed in the precision of what is given."""
         up_HSC, down_HCS = (factor.to(hidden_XC.dtype) for factor in (self.up_HSC, self.down_HCS))
         inner_XHS = functional.linear(hidden_XC, up_HSC.flatten(0, 1)).unflatten(-1, up_HSC.shape[:2])
         return hidden_XC[:, None] + torch.einsum("xhs,hcs->xhc", functional.silu(inner_XHS), down_HCS)
@@ -61,11 +62,11 @@ class HeadsConfig:
                 raise ValueError(f"{name} must be a whole number above 0, not {value!r}")
 
 
-def save_heads(folder: Path, config: HeadsConfig, module: Heads) -> None:
+def save_heads(folder: Path, config: HeadsConfig, module: TorchHeads) -> None:
     save_part(folder, HEADS, config, module.state_dict())
 
 
-def load_heads(folder: Path) -> tuple[HeadsConfig, Heads]:
+def load_heads(folder: Path) -> tuple[HeadsConfig, TorchHeads]:
     """The heads in float32, on the CPU, without gradients."""
     if not (folder / HEADS.file).is_file():
         hint = " (adapter.json is an adapter's: give it as the adapter)" if (folder / "adapter.json").is_file() else ""
@@ -79,12 +80,12 @@ def load_heads(folder: Path) -> tuple[HeadsConfig, Heads]:
         "down_HCS": (config.heads, config.width, config.size),
     }
     check_tensors(folder, kind, tensors, shapes)
-    module = Heads(config.width, config.heads, config.size)
+    module = TorchHeads(config.width, config.heads, config.size)
     module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return config, module.requires_grad_(False)
 
 
-def heads_for(target: Checkpoint, folder: Path, config: HeadsConfig, module: Heads) -> Heads:
+def heads_for(target: Checkpoint, folder: Path, config: HeadsConfig, module: TorchHeads) -> TorchHeads:
     """What was loaded from a folder, on the device of the model that it must have been trained on."""
     remedy = f"use the heads of this model, or train some with `stridelm train --mode heads --model {target.name}`"
     check_base(folder, HEADS, (config.base, config.fingerprint), (target.name, target.fingerprint), remedy)

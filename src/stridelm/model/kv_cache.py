@@ -1,4 +1,4 @@
-"""Keys and values of all layers, in blocks that sequences share by reference count.
+"""Where keys and values lie: in blocks that sequences share by reference count.
 
 A sequence's cache is a Table: a list of block numbers and a length. The rows of a step are appended behind that length,
 in blocks that no other table holds; `keep` then closes the gap between the rows that were accepted, and the rest is
@@ -7,15 +7,16 @@ forgotten. Blocks in a row in memory are read as one view, without a copy: table
 Whole blocks are known by their content (`model/prefix_index.py`): a text that begins as another did starts from them.
 Those that nobody holds any more are free, and are taken for something else as late as possible.
 
-Shape letters: H key-value heads, S slots (block number x block size + offset), D head size, T tokens.
+This is the bookkeeping. Keys and values lie in a memory of the backend's own, by slot: block number x block size +
+offset.
 """
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
-import torch
 
 from stridelm.model.prefix_index import START, PrefixIndex
 from stridelm.params import InputError
@@ -56,14 +57,24 @@ class Table:
         return all(later == earlier + 1 for earlier, later in pairwise(self.blocks))
 
 
-class KVCache:
-    """The pool of blocks. A layer's memory is made when the layer first writes, in the shape it writes."""
+class KVMemory(Protocol):
+    """What holds the keys and values of all layers, slot by slot."""
 
-    def __init__(self, tokens: int) -> None:
+    def move(self, target: np.ndarray, source: np.ndarray) -> None:
+        """Copy the content of some slots to others, in all layers. The two may overlap: all is read before anything is
+        written."""
+        ...
+
+
+class KVCache:
+    """The pool of blocks."""
+
+    def __init__(self, tokens: int, memory: KVMemory | None = None) -> None:
+        """Without a memory nothing is moved: for who only counts blocks."""
         self.block_count = blocks_for(tokens)
+        self.memory = memory
         self.references = np.zeros(self.block_count, dtype=np.int32)
         self.index = PrefixIndex(self.block_count, BLOCK_SIZE)
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.tables: set[Table] = set()
 
     @property
@@ -89,7 +100,7 @@ class KVCache:
         if known and self.free_blocks - blocks >= self.block_count // 2:
             self.references[known] += 1  # so that none of them is taken for the copy
             table = self.open(blocks * BLOCK_SIZE)
-            self._move(*(torch.from_numpy(self._all_slots(each)) for each in (table.blocks[: len(known)], known)))
+            self._move(self._all_slots(table.blocks[: len(known)]), self._all_slots(known))
             self.references[known] -= 1
         else:
             self.references[known] += 1
@@ -148,7 +159,7 @@ class KVCache:
         moved = [(to, row) for to, row in enumerate(path) if row != to]
         if moved:
             slots = self.slots(table, table.length, table.length + table.step_rows)
-            self._move(*(torch.from_numpy(slots[list(side)]) for side in zip(*moved, strict=True)))
+            self._move(*(slots[list(side)] for side in zip(*moved, strict=True)))
         self.truncate(table, table.length + len(path), kept_in_step=len(path))
 
     def truncate(self, table: Table, length: int, *, kept_in_step: int = 0) -> None:
@@ -169,27 +180,6 @@ class KVCache:
         self.references[table.blocks[blocks:]] -= 1
         del table.blocks[blocks:]
         assert table.published <= len(table.blocks), "what others may start from was cut off"
-
-    def write(self, layer: int, slots: torch.Tensor, keys_HTD: torch.Tensor, values_HTD: torch.Tensor) -> None:
-        if layer not in self.layers:
-            self.layers[layer] = self._memory(keys_HTD), self._memory(values_HTD)
-        keys_HSD, values_HSD = self.layers[layer]
-        keys_HSD.index_copy_(1, slots, keys_HTD)
-        values_HSD.index_copy_(1, slots, values_HTD)
-
-    def _memory(self, like_HTD: torch.Tensor) -> torch.Tensor:
-        try:
-            return like_HTD.new_empty((like_HTD.shape[0], self.block_count * BLOCK_SIZE, like_HTD.shape[2]))
-        except RuntimeError as error:
-            raise InputError(
-                f"there is no memory for a KV cache of {self.block_count * BLOCK_SIZE} tokens: give it fewer with "
-                "cache_tokens (--cache-tokens)"
-            ) from error
-
-    def read(self, layer: int, slots: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at these slots, as `reading_slots` gave them."""
-        keys_HSD, values_HSD = self.layers[layer]
-        return keys_HSD[:, slots], values_HSD[:, slots]
 
     def reading_slots(self, table: Table) -> slice | np.ndarray:
         """Where a step reads this table: kept tokens and the step's rows. A slice if they lie in one run."""
@@ -251,13 +241,9 @@ class KVCache:
                 return np.arange(first, first + count)
         return np.sort(np.argsort(last_use, kind="stable")[:count])
 
-    @torch.inference_mode()
-    def _move(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy the content of some slots to others, in all layers."""
-        for keys, values in self.layers.values():
-            to, of = target.to(keys.device), source.to(keys.device)
-            keys[:, to] = keys[:, of]
-            values[:, to] = values[:, of]
+    def _move(self, target: np.ndarray, source: np.ndarray) -> None:
+        if self.memory is not None:
+            self.memory.move(target, source)
 
 
 def blocks_for(tokens: int) -> int:

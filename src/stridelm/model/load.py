@@ -29,6 +29,7 @@ from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.store import read_weights, weight_files
 from stridelm.model.support import check_config, check_logits, own_logits
+from stridelm.model.target import Target
 from stridelm.model.ungated import merge
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
@@ -40,30 +41,27 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A model in memory, with its tokenizer and what the engine needs to know of it."""
+class Checkpoint(Target):
+    """A model in memory as transformers' network."""
 
-    name: str
     network: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    eos_ids: frozenset[int]
-    context_length: int
-    vocabulary: int
-    fingerprint: str
-    """Of the weights as stored, whatever precision they run in: what an adapter was trained on."""
     stored_dtype: torch.dtype = torch.float32
     """Of the largest of the weights as stored: what a model that is trained from them is stored as."""
 
     @property
-    def is_float32(self) -> bool:
-        """Whether near-ties are rare enough for verified decoding to be called exact."""
+    def is_verified_exactly(self) -> bool:
+        """In float32 near-ties are rare enough; below, other shapes round otherwise."""
         return self.network.dtype == torch.float32
 
     @property
     def description(self) -> str:
-        """What a claim of exactness is with respect to."""
         dtype = str(self.network.dtype).removeprefix("torch.")
         return f"{self.name} in {dtype} on {self.network.device.type}, one token at a time"
+
+    @property
+    def device(self) -> str:
+        device = self.network.device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def load_checkpoint(

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stridelm.model.draft_layers import first_layers
-from stridelm.model.heads import Heads
+from stridelm.model.heads import TorchHeads
 from stridelm.model.passes import TextPass
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.student import flat_places, read_real_rows
@@ -27,7 +27,7 @@ class HeadsStudent(nn.Module):
         super().__init__()
         self.network: Any = network
         width = int(network.config.get_text_config().hidden_size)
-        self.heads = Heads(width, heads, size or width).to(network.device)
+        self.heads = TorchHeads(width, heads, size or width).to(network.device)
         self.masks = heads
 
     def slots(

@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, UnsupportedModel, layer_window
 from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import KVCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "hybrid", "mamba", "recurrent", "conv"}
@@ -69,7 +68,7 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
     rows are on trial, too.
     """
     config, family = network.config.get_text_config(), network.config.model_type
-    forward = TorchForward(network, KVCache(_TRIAL_TOKENS))
+    forward = TorchForward(network, _TRIAL_TOKENS)
     table, ids, actual = forward.cache.open(), _trial_ids(network), []
     try:
         network.set_attn_implementation(NAME)

@@ -8,11 +8,10 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from stridelm.model.load import Checkpoint
+from stridelm.model.target import Target
 from stridelm.verify import agreement
 
 _KEPT = 64
@@ -32,7 +31,7 @@ class Vocabulary:
     eos_M: np.ndarray
 
     @classmethod
-    def of(cls, target: Checkpoint) -> "Vocabulary":
+    def of(cls, target: Target) -> "Vocabulary":
         """Raises a ValueError for what llguidance cannot use."""
         eos_ids, size = target.eos_ids, target.vocabulary
         known = len(target.tokenizer)
@@ -76,14 +75,14 @@ class Matcher:
         """The tokens that the matcher stands behind."""
         self._masks: dict[tuple[int, ...], np.ndarray] = {}
 
-    def allowed(self, written: Items[int]) -> torch.Tensor:
+    def allowed(self, written: Items[int]) -> np.ndarray:
         path = tuple(written)
         if path not in self._masks:
             if len(self._masks) >= _KEPT:
                 del self._masks[next(iter(self._masks))]
             self._masks[path] = self._mask(path)
         allowed_V = np.unpackbits(self._masks[path], count=self._vocabulary.size, bitorder="little")
-        return torch.from_numpy(allowed_V.view(bool))
+        return allowed_V.view(bool)
 
     def accepts(self, written: Items[int], tokens: Items[int]) -> int:
         if not self._stand_behind(tuple(written)):

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import stridelm
 from stridelm.train.files import read_json_lines, write_bytes
 from stridelm.train.trainer import METRICS, Evaluation
@@ -18,8 +16,8 @@ from stridelm.train.trainer import METRICS, Evaluation
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def circumstances(device: torch.device) -> dict[str, Any]:
-    """By what command, code and machine a run is made."""
+def circumstances(device: str) -> dict[str, Any]:
+    """By what command, code and machine a run is made, on a device of this name."""
     return {
         "command": shlex.join(["stridelm", *sys.argv[1:]]),
         "stridelm": stridelm.__version__,
@@ -28,7 +26,7 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "versions": {name: _version(name) for name in _LIBRARIES},
         "machine": {
             "system": platform.platform(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            "device": device,
         },
     }
 

@@ -1,0 +1,254 @@
+"""The few operations on logits that decoding needs, for numpy arrays and torch tensors alike.
+
+A native backend hands out numpy arrays and must run without torch, which takes two seconds to import; torch's tensors
+stay where they are, on a GPU perhaps. What both kinds write alike (`x[rows]`, `x.argmax(-1)`, `x.max()`, `a - b`,
+`x.tolist()`) is written so where it is needed; here is the rest. None of these changes what it is given.
+
+Shape letters: W rows, V vocabulary, N some of it, X rows of N.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from stridelm.types import Array
+
+_LOOKED_AT = (1e-3, 1e-5, 0.0)
+"""Probabilities from which on tokens are sorted, one after the other, until those before make up what is asked for:
+sorting a vocabulary takes longer than a forward of a small model."""
+
+
+def float32(x: Array) -> Array:
+    return x.astype(np.float32, copy=False) if isinstance(x, np.ndarray) else x.float()
+
+
+def float64(x: Array) -> Array:
+    return x.astype(np.float64, copy=False) if isinstance(x, np.ndarray) else x.double()
+
+
+def copy(x: Array) -> Array:
+    return x.copy() if isinstance(x, np.ndarray) else x.clone()
+
+
+def exp(x: Array) -> Array:
+    return np.exp(x) if isinstance(x, np.ndarray) else x.exp()
+
+
+def log(x: Array) -> Array:
+    return np.log(x) if isinstance(x, np.ndarray) else x.log()
+
+
+def integers(values: Items[int], like: Array) -> Array:
+    """These int64 numbers, as an array of the same kind and in the same place as another."""
+    if isinstance(like, np.ndarray):
+        return np.asarray(values, dtype=np.int64)
+    import torch
+
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def count_up(start: int, stop: int, like: Array) -> Array:
+    """start, ..., stop - 1."""
+    if isinstance(like, np.ndarray):
+        return np.arange(start, stop)
+    import torch
+
+    return torch.arange(start, stop, device=like.device)
+
+
+def placed(x: np.ndarray, like: Array) -> Array:
+    """A numpy array as one of the same kind and in the same place as another."""
+    if isinstance(like, np.ndarray):
+        return x
+    import torch
+
+    return torch.from_numpy(x).to(like.device)
+
+
+def stack(items: Items[Array]) -> Array:
+    """In a new first dimension."""
+    if isinstance(items[0], np.ndarray):
+        return np.stack(items)
+    import torch
+
+    return torch.stack(list(items))
+
+
+def join(items: Items[Array]) -> Array:
+    """Along the first dimension."""
+    if isinstance(items[0], np.ndarray):
+        return np.concatenate(items)
+    import torch
+
+    return torch.cat(list(items))
+
+
+def repeat(x_N: Array, count: int) -> Array:
+    """So many rows, all alike; not to be written to."""
+    if isinstance(x_N, np.ndarray):
+        return np.broadcast_to(x_N, (count, len(x_N)))
+    return x_N.expand(count, -1)
+
+
+def pick_rows(x_WV: Array, rows: list[int]) -> Array:
+    """Some rows, in rising order. Without a copy of those that lie together."""
+    if isinstance(x_WV, np.ndarray) and rows[-1] - rows[0] == len(rows) - 1:
+        return x_WV[rows[0] : rows[-1] + 1]
+    return x_WV[rows]
+
+
+def choose(condition: Array, then: Array, otherwise: Array) -> Array:
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, then, otherwise)
+    import torch
+
+    return torch.where(condition, then, otherwise)
+
+
+def fill(x: Array, where: Array, value: float) -> Array:
+    """With a value in the places that are true."""
+    if isinstance(x, np.ndarray):
+        return np.where(where, x.dtype.type(value), x)
+    return x.masked_fill(where, value)
+
+
+def put(x_V: Array, places_N: Array, values_N: Array) -> Array:
+    """With values in some places."""
+    if not isinstance(x_V, np.ndarray):
+        return x_V.scatter(0, places_N, values_N)
+    changed_V = x_V.copy()
+    changed_V[places_N] = values_N
+    return changed_V
+
+
+def spread(values_N: Array, places_N: Array, size: int, elsewhere: float) -> Array:
+    """So many values: these in their places, another one elsewhere."""
+    if not isinstance(values_N, np.ndarray):
+        return values_N.new_full((size,), elsewhere).scatter(0, places_N, values_N)
+    spread_V = np.full(size, elsewhere, dtype=values_N.dtype)
+    spread_V[places_N] = values_N
+    return spread_V
+
+
+def occurrences(values: Items[int], like_V: Array) -> Array:
+    """How often each of 0 .. V - 1 occurs, as an array like another."""
+    if isinstance(like_V, np.ndarray):
+        return np.bincount(np.asarray(values, dtype=np.int64), minlength=len(like_V)).astype(like_V.dtype)
+    import torch
+
+    return torch.bincount(torch.tensor(values, dtype=torch.int64), minlength=len(like_V)).to(like_V)
+
+
+def softmax(x: Array) -> Array:
+    """Over the last dimension."""
+    if not isinstance(x, np.ndarray):
+        return x.softmax(dim=-1)
+    with np.errstate(invalid="ignore"):  # nothing but -inf has no softmax
+        shares = x - x.max(axis=-1, keepdims=True)
+        np.exp(shares, out=shares)
+        shares /= shares.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def log_softmax(x: Array) -> Array:
+    """Over the last dimension."""
+    if not isinstance(x, np.ndarray):
+        return x.log_softmax(dim=-1)
+    with np.errstate(invalid="ignore"):
+        shifted = x - x.max(axis=-1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def log_softmax_at(x_WV: Array, places: Items[int]) -> Array:
+    """Of each row's `log_softmax`, one place."""
+    if not isinstance(x_WV, np.ndarray):
+        places_W1 = integers(places, x_WV).unsqueeze(1)
+        return x_WV.log_softmax(dim=-1).gather(1, places_W1).squeeze(1)
+    found_W = np.empty(len(x_WV), dtype=x_WV.dtype)
+    with np.errstate(invalid="ignore"):
+        for row, (x_V, place) in enumerate(zip(x_WV, places, strict=True)):
+            shifted_V = x_V - x_V.max()
+            at = shifted_V[place]
+            np.exp(shifted_V, out=shifted_V)
+            found_W[row] = at - np.log(shifted_V.sum())
+    return found_W
+
+
+def top(x_V: Array, count: int) -> tuple[Array, Array]:
+    """The places of the so many largest, in any order, and these."""
+    if not isinstance(x_V, np.ndarray):
+        found = x_V.topk(count, sorted=False)
+        return found.indices, found.values
+    places_N = np.argpartition(x_V, len(x_V) - count)[len(x_V) - count :]
+    return places_N, x_V[places_N]
+
+
+def least_of_top(x_V: Array, count: int) -> Array:
+    """The last of the so many largest."""
+    if not isinstance(x_V, np.ndarray):
+        return x_V.topk(count).values[-1]
+    return np.partition(x_V, len(x_V) - count)[len(x_V) - count]
+
+
+def best(x_XN: Array, count: int) -> tuple[Array, Array]:
+    """Of every row, the places of the so many largest, best first, and these."""
+    if not isinstance(x_XN, np.ndarray):
+        found = x_XN.topk(count)
+        return found.indices, found.values
+    places = np.argpartition(x_XN, x_XN.shape[1] - count, axis=1)[:, x_XN.shape[1] - count :]
+    order = np.argsort(-np.take_along_axis(x_XN, places, axis=1), axis=1, kind="stable")
+    places = np.take_along_axis(places, order, axis=1)
+    return places, np.take_along_axis(x_XN, places, axis=1)
+
+
+def beyond(share_V: Array, most: float) -> Array:
+    """Which are left out if one takes the largest first, of equal ones the first, until they come to `most`."""
+    if not isinstance(share_V, np.ndarray):
+        sorted_V, order_V = share_V.sort(descending=True, stable=True)
+        left_out_V = sorted_V.cumsum(dim=-1) - sorted_V >= most
+        return left_out_V.new_zeros(len(share_V)).scatter(0, order_V, left_out_V)
+    order_N, left_out_N, least = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool), 0.0
+    for least in _LOOKED_AT:
+        places_N = np.flatnonzero(share_V >= least)
+        order_N = places_N[np.argsort(-share_V[places_N], kind="stable")]
+        sorted_N = share_V[order_N]
+        # torch sums in double precision, too.
+        left_out_N = np.cumsum(sorted_N, dtype=np.float64).astype(share_V.dtype) - sorted_N >= most
+        if left_out_N[-1:].any():  # then so is all that is smaller
+            break
+    left_out_V = np.full(len(share_V), least > 0)
+    left_out_V[order_N] = left_out_N
+    return left_out_V
+
+
+def add_noise(x_V: Array, noise_of: Callable[[Array], Array]) -> Array:
+    """In float64, with the noise of each place; `noise_of` makes it for some places."""
+    if not isinstance(x_V, np.ndarray):
+        return x_V.double() + noise_of(count_up(0, len(x_V), x_V))
+    # What a filter has dropped needs none.
+    places_N = np.flatnonzero(x_V != -np.inf)
+    noisy_V = np.full(len(x_V), -np.inf)
+    noisy_V[places_N] = x_V[places_N] + noise_of(places_N)
+    return noisy_V
+
+
+def mix(words: Array, shifts: tuple[int, ...], multipliers: tuple[int, ...]) -> Array:
+    """int64 words, in turn xor-ed with themselves shifted right (without the sign's bits) and multiplied; products
+    wrap."""
+    if not isinstance(words, np.ndarray):
+        for shift, multiplier in zip(shifts, multipliers, strict=True):
+            words = (words ^ (words >> shift & 2 ** (64 - shift) - 1)) * signed(multiplier)
+        return words
+    mixed = words.view(np.uint64).copy()
+    shifted = np.empty_like(mixed)
+    for shift, multiplier in zip(shifts, multipliers, strict=True):
+        np.right_shift(mixed, np.uint64(shift), out=shifted)
+        np.bitwise_xor(mixed, shifted, out=mixed)
+        np.multiply(mixed, np.uint64(multiplier), out=mixed)
+    return mixed.view(np.int64)
+
+
+def signed(word: int) -> int:
+    """The int64 with the same 64 bits."""
+    return word - 2**64 if word >= 2**63 else word

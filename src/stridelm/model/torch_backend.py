@@ -1,0 +1,61 @@
+"""Models that torch runs: transformers' networks around our attention."""
+
+from functools import cache
+from pathlib import Path
+
+from stridelm.model import builtin
+from stridelm.model.adapter import load_adapter
+from stridelm.model.converted import adapter_folder, load_converted
+from stridelm.model.draft_source import load_given_draft, own_draft_loader
+from stridelm.model.forward import TorchForward
+from stridelm.model.gated import TorchGate, attach
+from stridelm.model.heads import TorchHeads, heads_for, load_heads
+from stridelm.model.load import Checkpoint
+from stridelm.model.target import Draft, Parts
+from stridelm.settings import LoadSettings
+
+
+def load_parts(
+    model: str,
+    settings: LoadSettings,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | Path | None = None,
+    heads: str | Path | None = None,
+) -> Parts:
+    """As `stridelm.load` takes them."""
+    folder = adapter_folder(model, adapter)
+    # Small files first: what is wrong with them shows before the weights are read.
+    adapted = (folder, load_adapter(folder)) if folder else None
+    predicting = load_heads(Path(heads)) if heads is not None else None
+    target, converted = load_converted(model, settings, adapted)
+    draft = load_given_draft(str(draft_model), target, settings) if draft_model else None
+    gate = None if converted is None else attach(target.network, converted)
+    given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
+    return parts_of(target, settings, gate=gate, draft=draft, heads=given)
+
+
+def parts_of(
+    target: Checkpoint,
+    settings: LoadSettings,
+    *,
+    gate: TorchGate | None = None,
+    draft: Checkpoint | None = None,
+    heads: TorchHeads | None = None,
+) -> Parts:
+    """`gate` is what `attach` gave for the target's network; `heads` were trained on it and lie on its device."""
+    own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
+
+    @cache
+    def load_own_heads() -> TorchHeads:
+        assert own_heads is not None
+        return heads_for(target, own_heads, *load_heads(own_heads))
+
+    return Parts(
+        target,
+        TorchForward(target.network, settings.cache_tokens, gate),
+        None if draft is None else Draft(draft, TorchForward(draft.network, settings.cache_tokens)),
+        heads,
+        own_draft_loader(target, settings.cache_tokens),
+        None if own_heads is None else load_own_heads,
+    )
