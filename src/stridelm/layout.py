@@ -91,6 +91,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
     """Pack the blocks of a step."""
     ancestors: list[np.ndarray] = []
     positions: list[np.ndarray] = []
+    parents: list[np.ndarray] = []
     segments: list[slice] = []
     wanted: list[int] = []
     wanted_segments: list[slice] = []
@@ -100,6 +101,8 @@ def lay_out(blocks: Items[Block]) -> Rows:
         sees, depths = lineage(block.parents)
         ancestors.append(sees)
         positions.append(block.start + depths)
+        within = np.asarray(block.parents, dtype=np.int64)
+        parents.append(np.where(within == ROOT, ROOT, within + rows))
         segments.append(slice(rows, rows + len(block)))
         end = len(wanted) + len(block.wanted)
         wanted_segments.append(slice(len(wanted), end))
@@ -110,6 +113,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
     return Rows(
         ids_Q=np.fromiter((token for block in blocks for token in block.tokens), np.int64, rows),
         positions_Q=np.concatenate(positions),
+        parents_Q=np.concatenate(parents),
         starts=tuple(block.start for block in blocks),
         segments=tuple(segments),
         ancestors=tuple(ancestors),

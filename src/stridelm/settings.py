@@ -26,8 +26,8 @@ class LoadSettings:
     cache_tokens: int = 16384
     """Room of the KV cache, shared by all answers in flight."""
     backend: str = "auto"
-    """native: kernels for 4-bit and 8-bit weights on a CPU with AVX2; torch: all else; auto takes the native one where it
-    fits, which it does for the built-in model and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
+    """native: kernels for 4-bit and 8-bit weights on a CPU with AVX2; torch: all else; auto takes the native one where
+    it fits, which it does for the built-in model and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
     quantize: str | None = None
     """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. What it says then differs from
     what it says in float32; how much is measured and stated."""

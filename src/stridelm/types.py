@@ -136,6 +136,8 @@ class Rows:
 
     ids_Q: np.ndarray
     positions_Q: np.ndarray
+    parents_Q: np.ndarray
+    """Every row's parent among the Q; -1 for the cached prefix."""
     starts: tuple[int, ...]
     segments: tuple[slice, ...]
     """Each block's rows among the Q."""

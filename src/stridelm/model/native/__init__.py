@@ -1,4 +1,4 @@
-"""The native backend: C++ kernels on 4-bit and 8-bit weights, without torch (docs/architecture.md, docs/performance.md).
+"""The native backend: C++ kernels on 4-bit and 8-bit weights, without torch.
 
 library.py    the C interface, compiled for this machine and bound by ctypes
 groups.py     weights in groups of 32: from GGUF blocks, or quantised here; and their packing for the kernels

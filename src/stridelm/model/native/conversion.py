@@ -1,5 +1,5 @@
-"""An adapter, packed for the kernels: its matrices in 8 bits. They are on mask rows only, and what masks say is verified,
-so this changes no answer."""
+"""An adapter, packed for the kernels: its matrices in 8 bits. They are on mask rows only, and what masks say is
+verified, so this changes no answer."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def pack_adapter(adapter: Adapter, base: Packed, folder: Path, lanes: int) -> No
     left = set(adapter.config.targets)
     parts: dict[str, list[tuple[int, int]]] = {}
 
-    def fill(writer: Writer, working: Path) -> dict[str, Any]:
+    def fill(writer: Writer, _: Path) -> dict[str, Any]:
         for layer in range(shape["layers"]):
             for slot, names in _SLOTS.items():
                 targets = {place: f"model.layers.{layer}.{name}" for place, name in enumerate(names)}

@@ -15,10 +15,10 @@ from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.packed import ENTRIES, read
 from stridelm.model.native.weights import ACTIVATIONS, make_weights
 
-_TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the old
-keeper of the lighthouse wrote in his book that the wind had risen from 12 to 48 knots within an hour. If a boat sails at
-6 knots and the harbour is 15 miles away, how long does it take to come home? First, divide the distance by the speed:
-15 / 6 = 2.5, so it takes two and a half hours. def mean(numbers): return sum(numbers) / len(numbers)"""
+_TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
+old keeper of the lighthouse wrote in his book that the wind had risen from 12 to 48 knots within an hour. If a boat
+sails at 6 knots and the harbour is 15 miles away, how long does it take to come home? First, divide the distance by the
+speed: 15 / 6 = 2.5, so it takes two and a half hours. def mean(numbers): return sum(numbers) / len(numbers)"""
 _TOKENS = 160
 
 

@@ -87,21 +87,11 @@ class NativeForward:
         logits_WV = np.empty((len(scored), panels), np.float32)
         hidden_WC = np.empty((wanted, self.width), np.float32) if masks else None
         read_LQC = np.empty((len(rows.layers), count, self.width), np.float32)
-        numbers = [
-            _int32(each)
-            for each in (
-                rows.positions_Q[order_Q],
-                sequence_Q[order_Q],
-                (np.arange(count) - first_Q)[order_Q],
-                parents_Q[order_Q],
-                rows.starts,
-                [block for table in tables for block in table.blocks],
-                np.cumsum([0, *lengths[:-1]]),
-                place_of_Q[rows.wanted_W],
-                scored,
-                rows.layers,
-            )  # fmt: skip
-        ]
+        positions, sequences, places = rows.positions_Q, sequence_Q, np.arange(count) - first_Q
+        rows_as_numbers = [_int32(each[order_Q]) for each in (positions, sequences, places, parents_Q)]
+        blocks = [block for table in tables for block in table.blocks]
+        others = (rows.starts, blocks, np.cumsum([0, *lengths[:-1]]), place_of_Q[rows.wanted_W], scored, rows.layers)
+        numbers = [*rows_as_numbers, *(_int32(each) for each in others)]
         step = Step(
             *(count, real, len(tables), wanted, len(scored), len(rows.layers)),
             *(address(ids), address(embedded_MC)),

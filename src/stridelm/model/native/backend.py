@@ -1,0 +1,156 @@
+"""Models that the kernels run: packed when they are first loaded, memory-mapped from then on, without torch."""
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stridelm.contracts import Heads
+from stridelm.model import builtin
+from stridelm.model.converted import adapter_folder
+from stridelm.model.native.forward import NativeForward
+from stridelm.model.native.library import library
+from stridelm.model.native.packed import Packed, packed_folder, read
+from stridelm.model.native.source import Source, find_source
+from stridelm.model.native.weights import make_weights
+from stridelm.model.target import Draft, Parts, Target
+from stridelm.model.tokenizer import Tokenizer
+from stridelm.params import InputError
+from stridelm.settings import LoadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NativeTarget(Target):
+    """A packed model."""
+
+    packed: Packed
+    activations: str
+
+    @property
+    def description(self) -> str:
+        numbers = self.packed.notes["numbers"]
+        return f"{self.name} in {numbers} with {self.activations} activations on cpu, one token at a time"
+
+    @property
+    def is_verified_exactly(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> str:
+        return "CPU"
+
+    @property
+    def drift(self) -> dict[str, float]:
+        """From float32, as `native/drift.py` has measured it."""
+        return self.packed.notes["drift"][self.activations]
+
+
+def load_parts(
+    model: str,
+    settings: LoadSettings,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | Path | None = None,
+    heads: str | Path | None = None,
+) -> Parts:
+    """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
+    there are none."""
+    lanes = int(library().stride_lanes())
+    source = find_source(model, settings)
+    packed, where = _packed(source, lanes)
+    given = adapter_folder(model, adapter)
+    conversion = packed if packed.notes["masks"] else None
+    if given is not None:
+        conversion = _conversion(given, model, packed, lanes)
+    target = NativeTarget(
+        name=model,
+        tokenizer=Tokenizer.from_folder(where),
+        eos_ids=frozenset(packed.notes["eos_ids"]),
+        context_length=packed.notes["context_length"],
+        vocabulary=packed.notes["vocabulary"],
+        fingerprint=packed.notes["fingerprint"],
+        packed=packed,
+        activations=settings.activations,
+    )
+    weights = make_weights(packed, conversion, settings.threads, settings.activations)
+    return Parts(
+        target,
+        NativeForward(weights, settings.cache_tokens),
+        None if draft_model is None else _given_draft(str(draft_model), target, settings),
+        None if heads is None else _heads(Path(heads), target),
+        cache(lambda: _own_draft(target, settings)) if builtin.builtin_draft() and model == builtin.NAME else None,
+        _own_heads(target),
+    )
+
+
+def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
+    folder = packed_folder((*source.identity, lanes))
+    found = read(folder, lanes)
+    if found is None:
+        from stridelm.model.native.pack import pack
+
+        print(f"stridelm: packing {source.name} for this processor, once ...", file=sys.stderr)
+        pack(source, folder, lanes)
+        found = read(folder, lanes)
+        assert found is not None, "it was written a moment ago"
+    return found, folder
+
+
+def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
+    """The packed form of an adapter."""
+    packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
+    found = read(packed_to, lanes)
+    if found is None:
+        from stridelm.model.adapter import check_base, load_adapter
+        from stridelm.model.native.conversion import pack_adapter
+
+        adapter = load_adapter(folder)
+        check_base(folder, adapter, model, packed.notes["fingerprint"])
+        pack_adapter(folder, adapter, packed, packed_to, lanes)
+        found = read(packed_to, lanes)
+        assert found is not None, "it was written a moment ago"
+    return found
+
+
+def _identity(folder: Path) -> tuple[object, ...]:
+    """Of an adapter's files: the settings by content, the weights by size and time."""
+    try:
+        content = hashlib.sha256((folder / "adapter.json").read_bytes()).hexdigest()
+    except OSError:
+        return (str(folder),)  # loading it will tell what is wrong
+    shards = sorted(folder.glob("*.safetensors"))
+    return str(folder.resolve()), content, *((file.name, *_size_and_time(file)) for file in shards)
+
+
+def _size_and_time(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _own_heads(target: NativeTarget) -> Any:
+    folder = builtin.builtin_heads() if target.name == builtin.NAME else None
+    return None if folder is None else cache(lambda: _heads(folder, target))
+
+
+def _heads(folder: Path, target: NativeTarget) -> Heads:
+    """Prediction heads run on torch, which is imported for them."""
+    from stridelm.model.native.torch_heads import heads_on_numpy
+
+    return heads_on_numpy(folder, target)
+
+
+def _given_draft(name: str, target: NativeTarget, settings: LoadSettings) -> Draft:
+    from stridelm.model.native.torch_draft import given_draft
+
+    return given_draft(name, target, settings)
+
+
+def _own_draft(target: NativeTarget, settings: LoadSettings) -> Draft:
+    from stridelm.model.native.torch_draft import own_draft
+
+    return own_draft(target, settings)
+
+
+__all__ = ["InputError", "NativeTarget", "load_parts"]
