@@ -5,14 +5,13 @@ import time
 from dataclasses import dataclass
 from typing import cast
 
-from transformers import PreTrainedTokenizerBase
-
 from stridelm.contracts import Policy
 from stridelm.engine.detokenize import TextStream
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
+from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 class Engine:
     """Sequences join with `add` and leave when they are finished; every `step` is one forward over all of them."""
 
-    def __init__(self, forward: TorchForward, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, forward: TorchForward, tokenizer: TextTokenizer) -> None:
         self.forward = forward
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)

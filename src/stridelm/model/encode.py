@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
-from stridelm.model.load import Checkpoint
 from stridelm.params import InputError
+
+if TYPE_CHECKING:
+    from stridelm.model.load import Checkpoint
+    from stridelm.model.tokenizer import TextTokenizer
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""
@@ -15,7 +19,7 @@ class PromptTooLong(InputError):
     """Has more tokens than the model's context."""
 
 
-def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> list[int]:
+def encode_prompt(model: "Checkpoint", prompt: Prompt, *, raw: bool = False) -> list[int]:
     """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
     user's turn, if it has one; `raw` leaves text as it is."""
     if isinstance(prompt, str):
@@ -28,8 +32,8 @@ def encode_prompt(model: Checkpoint, prompt: Prompt, *, raw: bool = False) -> li
     return _checked(model, _encode_chat(model, prompt))
 
 
-def _encode_chat(model: Checkpoint, messages: Messages) -> list[int]:
-    tokenizer = model.tokenizer
+def _encode_chat(model: "Checkpoint", messages: Messages) -> list[int]:
+    tokenizer: TextTokenizer = model.tokenizer
     if not messages or not all(
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -42,13 +46,13 @@ def _encode_chat(model: Checkpoint, messages: Messages) -> list[int]:
     if not tokenizer.chat_template:
         raise InputError(f"{model.name} has no chat template: give it text instead of messages")
     try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
     # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
     except Exception as error:
         raise InputError(f"{model.name}'s chat template does not take these messages ({error})") from error
 
 
-def _checked(model: Checkpoint, ids: list[int]) -> list[int]:
+def _checked(model: "Checkpoint", ids: list[int]) -> list[int]:
     if not ids:
         raise InputError("the prompt is empty: it has no tokens")
     if len(ids) >= model.context_length:
