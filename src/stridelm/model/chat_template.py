@@ -78,9 +78,10 @@ def render(
         raise ValueError("the conversation has no messages")
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message goes on with a turn, add_generation_prompt opens one: choose")
+    compiled = _compiled(template)
     ending = _ending(template, conversation) if continue_final_message else None
     messages = conversation if ending is None else _marked(conversation)
-    text = _compiled(template).render(
+    text = compiled.render(
         messages=messages,
         tools=tools,
         documents=None,

@@ -29,11 +29,10 @@ def encode_prompt(model: "Checkpoint", prompt: Prompt, *, raw: bool = False) -> 
         prompt = [{"role": "user", "content": prompt}]
     elif raw:
         raise InputError("raw takes text, not chat messages")
-    return _checked(model, _encode_chat(model, prompt))
+    return _checked(model, _encode_chat(model.name, model.tokenizer, prompt))
 
 
-def _encode_chat(model: "Checkpoint", messages: Messages) -> list[int]:
-    tokenizer: TextTokenizer = model.tokenizer
+def _encode_chat(name: str, tokenizer: "TextTokenizer", messages: Messages) -> list[int]:
     if not messages or not all(
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -44,12 +43,12 @@ def _encode_chat(model: "Checkpoint", messages: Messages) -> list[int]:
     for message in messages:
         _check_unicode(message["content"])
     if not tokenizer.chat_template:
-        raise InputError(f"{model.name} has no chat template: give it text instead of messages")
+        raise InputError(f"{name} has no chat template: give it text instead of messages")
     try:
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
     # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
     except Exception as error:
-        raise InputError(f"{model.name}'s chat template does not take these messages ({error})") from error
+        raise InputError(f"{name}'s chat template does not take these messages ({error})") from error
 
 
 def _checked(model: "Checkpoint", ids: list[int]) -> list[int]:

@@ -93,6 +93,7 @@ def _describe(folder: Path, settings: Settings, backend: Backend) -> Description
     extra: Any = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
     # Names of the model's own, such as image_token; those in tokenizer_config.json go first, unless written as objects.
     own = {name: token for name, token in settings.items() if _is_own(name) and isinstance(token, str)}
+    settings = {name: value for name, value in settings.items() if name not in own}
     if isinstance(extra, dict):
         own, extra = own | extra, []
     listed: dict[int, AddedToken] = {}
@@ -171,16 +172,15 @@ def _to_add(
     backend: Backend, listed: Mapping[int, AddedToken], named: Mapping[str, Token], extra: Iterable[Token]
 ) -> list[AddedToken]:
     """What tokenizer_config.json lists, by id, then the special tokens that are known to nobody yet."""
-    names = {str(token) for token in named.values()}
-    tokens: list[AddedToken] = []
-    for _, token in sorted(listed.items()):
-        token.special = token.special or token.content in names
-        tokens.append(token)
+    tokens = [token for _, token in sorted(listed.items())]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *tokens)}
     for token in (*named.values(), *extra):
         if str(token) not in known:
             known.add(str(token))
             tokens.append(AddedToken(token, special=True) if isinstance(token, str) else token)
+    names = {str(token) for token in named.values()}
+    for token in tokens:
+        token.special = token.special or token.content in names
     return tokens
 
 
