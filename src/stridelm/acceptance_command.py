@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import adapter_folder, load_converted
+from stridelm.model.builtin import adapter_folder
+from stridelm.model.converted import load_converted
 from stridelm.model.draft_layers import load_layers
 from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Items
 
-from transformers import PreTrainedTokenizerBase
+from stridelm.model.tokenizer import TextTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no whole character (yet)."""
@@ -11,7 +11,7 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 class TextStream:
     """Feed it tokens one by one; it releases the text that is certain."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Items[str] = ()) -> None:
+    def __init__(self, tokenizer: TextTokenizer, stop: Items[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
         self.stopped = False
@@ -52,7 +52,7 @@ class TextStream:
         return released
 
     def _decode(self, start: int, end: int) -> str:
-        return self.tokenizer.decode(self._ids[start:end], skip_special_tokens=True)  # type: ignore[return-value]
+        return self.tokenizer.decode(self._ids[start:end], skip_special_tokens=True)
 
 
 def overlap(text: str, stop: str) -> int:

@@ -10,11 +10,12 @@ from stridelm.engine.detokenize import TextStream
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
 from stridelm.model.kv_cache import Table
+from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 class Engine:
     """Sequences join with `add` and leave when they are finished; every `step` is one forward over all of them."""
 
-    def __init__(self, forward: Forward, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, forward: Forward, tokenizer: TextTokenizer) -> None:
         self.forward = forward
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)

@@ -8,7 +8,7 @@ from stridelm.model.adapter import Adapter, check_base
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.mask_token import mask_token_adapter, names_mask_token
 from stridelm.model.ungated import masks_alone
-from stridelm.settings import NO_ADAPTER, LoadSettings
+from stridelm.settings import LoadSettings
 
 
 def load_converted(
@@ -26,16 +26,9 @@ def load_converted(
     return checkpoint, adapter
 
 
-def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
-    """The folder of the adapter to load with a model; None if there is none."""
-    if adapter is None:
-        return builtin.builtin_adapter() if model == builtin.NAME else None
-    return None if adapter == NO_ADAPTER else Path(adapter)
-
-
 def may_have_masks(model: str, adapter: str | Path | None) -> bool:
     """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
-    if adapter_folder(model, adapter) is not None:
+    if builtin.adapter_folder(model, adapter) is not None:
         return True
     folder = Path(model)
     if model != builtin.NAME and model and folder.is_dir():

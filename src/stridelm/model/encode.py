@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 from stridelm.model.target import Target
 from stridelm.params import InputError
+
+if TYPE_CHECKING:
+    from stridelm.model.tokenizer import TextTokenizer
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""
@@ -25,11 +29,10 @@ def encode_prompt(model: Target, prompt: Prompt, *, raw: bool = False) -> list[i
         prompt = [{"role": "user", "content": prompt}]
     elif raw:
         raise InputError("raw takes text, not chat messages")
-    return _checked(model, _encode_chat(model, prompt))
+    return _checked(model, _encode_chat(model.name, model.tokenizer, prompt))
 
 
-def _encode_chat(model: Target, messages: Messages) -> list[int]:
-    tokenizer = model.tokenizer
+def _encode_chat(name: str, tokenizer: "TextTokenizer", messages: Messages) -> list[int]:
     if not messages or not all(
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -40,12 +43,12 @@ def _encode_chat(model: Target, messages: Messages) -> list[int]:
     for message in messages:
         _check_unicode(message["content"])
     if not tokenizer.chat_template:
-        raise InputError(f"{model.name} has no chat template: give it text instead of messages")
+        raise InputError(f"{name} has no chat template: give it text instead of messages")
     try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)  # type: ignore[arg-type,return-value]
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
     # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
     except Exception as error:
-        raise InputError(f"{model.name}'s chat template does not take these messages ({error})") from error
+        raise InputError(f"{name}'s chat template does not take these messages ({error})") from error
 
 
 def _checked(model: Target, ids: list[int]) -> list[int]:

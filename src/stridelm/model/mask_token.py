@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
 from stridelm.model.load import Checkpoint
+from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
@@ -23,35 +24,43 @@ MASKS_KEY = "trained_masks"
 """The longest chain of masks that a model was trained with; our conversions say it, others may not."""
 
 
-def own_mask_token(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, int] | None:
+def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, int] | None:
     """The name and the id of a model's own mask token; None where its config names none."""
-    token: Any = getattr(network.config, MASK_KEY, None)
+    token: Any = getattr(config, MASK_KEY, None)
     if token is None:
         return None
-    vocabulary = int(network.config.get_text_config().vocab_size)
+    vocabulary = int(config.get_text_config().vocab_size)
     if type(token) is not int or not 0 <= token < vocabulary:
         raise InputError(
             f"config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to {vocabulary - 1}: name the "
             "token that it was converted with, or leave the entry out"
         )
-    return str(getattr(network.config, MASK_NAME_KEY, None) or tokenizer.convert_ids_to_tokens(token)), token
+    return str(getattr(config, MASK_NAME_KEY, None) or tokenizer.convert_ids_to_tokens(token)), token
+
+
+def own_masks(name: str, config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[tuple[str, int], int] | None:
+    """The mask token of a model called `name`, and the longest chain of it; None where its config names none."""
+    try:
+        found = own_mask_token(config, tokenizer)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    masks: Any = getattr(config, MASKS_KEY, LARGEST_K - 1)
+    if found is None:
+        return None
+    if type(masks) is not int or not 1 <= masks < LARGEST_K:
+        raise InputError(
+            f"{name}: config.json has {masks!r} for {MASKS_KEY}, which must be between 1 and {LARGEST_K - 1}"
+        )
+    return found, masks
 
 
 def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
     """The adapter that stands for a model's own mask token; None where its config names none."""
     network = checkpoint.network
-    try:
-        found = own_mask_token(network, checkpoint.tokenizer)
-    except InputError as error:
-        raise InputError(f"{checkpoint.name}: {error}") from error
+    found = own_masks(checkpoint.name, network.config, checkpoint.tokenizer)
     if found is None:
         return None
-    name, token = found
-    masks: Any = getattr(network.config, MASKS_KEY, LARGEST_K - 1)
-    if type(masks) is not int or not 1 <= masks < LARGEST_K:
-        raise InputError(
-            f"{checkpoint.name}: config.json has {masks!r} for {MASKS_KEY}, which must be between 1 and {LARGEST_K - 1}"
-        )
+    (name, token), masks = found
     embedding_1C = network.get_input_embeddings()(torch.tensor([token], device=network.device))
     config = AdapterConfig(
         base=checkpoint.name,

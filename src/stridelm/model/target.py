@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stridelm.contracts import Forward, Heads
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from stridelm.model.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Target(ABC):
     """A model, with its tokenizer and what the engine needs to know of it. A backend's own kind holds the weights."""
 
     name: str
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: "TextTokenizer"
     eos_ids: frozenset[int]
     context_length: int
     vocabulary: int

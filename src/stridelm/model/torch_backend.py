@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stridelm.model import builtin
 from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import adapter_folder, load_converted
+from stridelm.model.converted import load_converted
 from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import TorchGate, attach
@@ -24,7 +24,7 @@ def load_parts(
     heads: str | Path | None = None,
 ) -> Parts:
     """As `stridelm.load` takes them."""
-    folder = adapter_folder(model, adapter)
+    folder = builtin.adapter_folder(model, adapter)
     # Small files first: what is wrong with them shows before the weights are read.
     adapted = (folder, load_adapter(folder)) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None

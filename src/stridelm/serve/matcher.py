@@ -4,14 +4,15 @@ Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its
 letters: V vocabulary, M bytes of a mask.
 """
 
+import copy
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 
 from stridelm.model.target import Target
+from stridelm.model.tokenizer import TextTokenizer
 from stridelm.verify import agreement
 
 _KEPT = 64
@@ -38,7 +39,7 @@ class Vocabulary:
         ends = sorted(token for token in eos_ids if token < known)
         if not ends:
             raise ValueError("it has no token that ends a text")
-        tokenizer = from_tokenizer(target.tokenizer, n_vocab=max(size, known), eos_token=ends)  # type: ignore[arg-type]
+        tokenizer = LLTokenizer(_description(target.tokenizer), n_vocab=max(size, known), eos_token=ends)
         special = {token for token, added in target.tokenizer.added_tokens_decoder.items() if added.special}
         text_V = np.zeros(tokenizer.vocab_size, dtype=bool)
         text_V[: min(size, known)] = True
@@ -136,6 +137,18 @@ class Matcher:
 
     def _restart(self) -> None:
         self._matcher, self._read = self._compiled.beginning.deep_copy(), ()
+
+
+def _description(tokenizer: TextTokenizer) -> str:
+    """As tokenizer.json would have it, with the tokens that came from other files, and for texts of any length."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError("its tokenizer has no tokenizer.json, and cannot be made one")
+    if backend.padding or backend.truncation:
+        backend = copy.copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+    return backend.to_str()
 
 
 def _packed(flags_V: np.ndarray) -> np.ndarray:

@@ -1,11 +1,12 @@
 """From what a request says to the token ids that the model reads."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from jinja2 import TemplateError
 
+from stridelm.model.tokenizer import TextTokenizer
 from stridelm.serve.chat_schema import AssistantMessage, Content, Function, Message, ToolCall, ToolMessage
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
@@ -22,7 +23,7 @@ class Prompts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._tokenizer = context.model.target.tokenizer
+        self._tokenizer: TextTokenizer = context.model.target.tokenizer
         # The first call may change the tokenizer's settings, which is not for several threads at once.
         self._tokenizer.encode("hello")
         hello: list[Turn] = [{"role": "user", "content": "hello"}]
@@ -92,15 +93,12 @@ class Prompts:
             raise ApiError(400, "the model's chat template does not take these messages", param="messages") from error
 
     def _apply(self, turns: list[Turn], tools: list[Turn] | None, *, opens_turn: bool, continues: bool = False) -> str:
-        return cast(
-            str,
-            self._tokenizer.apply_chat_template(
-                turns,
-                tools=cast(Any, tools),
-                add_generation_prompt=opens_turn,
-                continue_final_message=continues,
-                tokenize=False,
-            ),
+        return self._tokenizer.apply_chat_template(
+            turns,
+            tools=tools,
+            add_generation_prompt=opens_turn,
+            continue_final_message=continues,
+            tokenize=False,
         )
 
     def _turns(self, messages: list[Message]) -> list[Turn]:

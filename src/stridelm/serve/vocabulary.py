@@ -1,10 +1,11 @@
 """Single tokens as text and as bytes."""
 
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any
 
 import orjson
-from transformers import PreTrainedTokenizerBase
+
+from stridelm.model.tokenizer import TextTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -12,7 +13,7 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"
 class Vocabulary:
     """A tokenizer's tokens, one by one."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
@@ -25,7 +26,7 @@ class Vocabulary:
 
     def bytes(self, token: int) -> list[int] | None:
         """The token's bytes, also where they are half a character; None where the tokenizer does not tell."""
-        written = self._added.get(token) or cast(str | None, self._tokenizer.convert_ids_to_tokens(token))
+        written: str | None = self._added.get(token) or self._tokenizer.convert_ids_to_tokens(token)
         if written is None:  # beyond what the tokenizer knows: such a token has no text
             return []
         if token not in self._added:
@@ -37,11 +38,11 @@ class Vocabulary:
         return None if _BROKEN in text else list(text.encode())
 
     def _text(self, token: int) -> str:
-        written = cast(str | None, self._tokenizer.convert_ids_to_tokens(token))
+        written: str | None = self._tokenizer.convert_ids_to_tokens(token)
         if written is not None and written.startswith("▁") and "ByteFallback" in self._kinds:
             # Decoders of this kind leave the first token's space out; in the middle of a text it is there.
             return written.replace("▁", " ")
-        return cast(str, self._tokenizer.decode([token]))
+        return self._tokenizer.decode([token])
 
 
 def _kinds(state: dict[str, Any]) -> frozenset[str]:

@@ -10,12 +10,13 @@ import torch
 
 from stridelm.model.gguf import read_blocks, read_gguf
 from stridelm.model.load import Parts, fingerprint, read_folder
+from stridelm.model.mask_token import own_masks
 from stridelm.model.native.drift import measure_drift
 from stridelm.model.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
 from stridelm.model.native.packed import Writer, write
 from stridelm.model.native.rotary import frequencies
 from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits
-from stridelm.model.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM
+from stridelm.model.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.model.support import check_config
 
 Read = Callable[[str], Groups]
@@ -40,11 +41,23 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
             "family": config.model_type,
             "shape": _shape(config),
             "tied": HEAD not in writer.entries,
-            "numbers": source.quantize or "the file's own",
+            "numbers": f"{source.quantize} weights" if source.quantize else "the file's own weights",
+            **_own_masks(writer, source.name, config, weights, tokenizer),
         }
 
     write(folder, lanes, fill)
     measure_drift(folder, lanes, config, weights, tokenizer)
+
+
+def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> dict:
+    """A model that stands alone after its conversion is packed with what an adapter would bring it."""
+    found = own_masks(name, config, tokenizer)
+    if found is None:
+        return {"masks": 0}
+    (_, token), masks = found
+    embedding_C = weights["model.embed_tokens.weight"][token].float().numpy()
+    writer.vector(MASK_EMBEDDING, np.tile(embedding_C, (masks, 1)))
+    return {"masks": masks, "sequential_size": 0, "parts": {}}
 
 
 def _parts(source: Source) -> Parts:
