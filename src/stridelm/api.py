@@ -14,6 +14,7 @@ from stridelm.decode.scoring import Scoring
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.scheduler import PREFILL_ROWS
+from stridelm.model.backends import load_parts
 from stridelm.model.encode import Messages, Prompt, encode_prompt
 from stridelm.model.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
@@ -43,9 +44,6 @@ def load(
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()
-    # Here, not above: torch takes two seconds to import, and not every backend needs it.
-    from stridelm.model.torch_backend import load_parts
-
     parts = load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
     return LanguageModel(parts, settings)
 

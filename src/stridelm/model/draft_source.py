@@ -9,7 +9,7 @@ from stridelm.model.draft_layers import is_draft, load_draft
 from stridelm.model.forward import TorchForward
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.mask_token import MASK_KEY
-from stridelm.model.target import Draft
+from stridelm.model.target import Draft, Target
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
@@ -37,14 +37,14 @@ def load_given_draft(name: str, target: Checkpoint, settings: LoadSettings) -> C
     if is_draft(Path(name)):
         return load_draft(Path(name), target)
     draft = load_checkpoint(name, settings)
-    _check_same_vocabulary(target, draft)
+    check_same_vocabulary(target, draft)
     return draft
 
 
-def _check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+def check_same_vocabulary(target: Target, draft: Checkpoint) -> None:
     """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
     # A mask token, which a conversion may have added, is in no text.
-    masks = {getattr(each.network.config, MASK_KEY, None) for each in (target, draft)}
+    masks = {getattr(each.network.config, MASK_KEY, None) for each in (target, draft) if isinstance(each, Checkpoint)}
     ours, theirs = (
         {token: number for token, number in each.tokenizer.get_vocab().items() if number not in masks}
         for each in (target, draft)

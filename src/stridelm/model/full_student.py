@@ -45,7 +45,7 @@ class FullStudent(nn.Module):
             for key in (MASK_KEY, MASK_NAME_KEY, MASKS_KEY):
                 config.__dict__.pop(key, None)
             return
-        self.token = own_mask_token(network, tokenizer)  # of a model that was converted before, and learns on
+        self.token = own_mask_token(network.config, tokenizer)  # of a model that was converted before, and learns on
         if self.token is None:
             self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size))
             self._make_room(self.token[1])

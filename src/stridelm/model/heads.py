@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from stridelm.model.load import Checkpoint
 from stridelm.model.parts import Kind, check_base, check_tensors, load_part, save_part
+from stridelm.model.target import Target
 from stridelm.params import InputError
 
 HEADS = Kind("heads", "heads.json", "stridelm-heads")
@@ -87,6 +88,10 @@ def load_heads(folder: Path) -> tuple[HeadsConfig, TorchHeads]:
 
 def heads_for(target: Checkpoint, folder: Path, config: HeadsConfig, module: TorchHeads) -> TorchHeads:
     """What was loaded from a folder, on the device of the model that it must have been trained on."""
+    check_heads(target, folder, config)
+    return module.to(target.network.device)
+
+
+def check_heads(target: Target, folder: Path, config: HeadsConfig) -> None:
     remedy = f"use the heads of this model, or train some with `stridelm train --mode heads --model {target.name}`"
     check_base(folder, HEADS, (config.base, config.fingerprint), (target.name, target.fingerprint), remedy)
-    return module.to(target.network.device)

@@ -44,6 +44,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Checkpoint(Target):
     """A model in memory as transformers' network."""
 
+    tokenizer: PreTrainedTokenizerBase
     network: PreTrainedModel
     stored_dtype: torch.dtype = torch.float32
     """Of the largest of the weights as stored: what a model that is trained from them is stored as."""

@@ -5,11 +5,9 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from stridelm.contracts import Heads
 from stridelm.model import builtin
-from stridelm.model.converted import adapter_folder
 from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.library import library
 from stridelm.model.native.packed import Packed, packed_folder, read
@@ -17,7 +15,6 @@ from stridelm.model.native.source import Source, find_source
 from stridelm.model.native.weights import make_weights
 from stridelm.model.target import Draft, Parts, Target
 from stridelm.model.tokenizer import Tokenizer
-from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
 
@@ -60,7 +57,7 @@ def load_parts(
     lanes = int(library().stride_lanes())
     source = find_source(model, settings)
     packed, where = _packed(source, lanes)
-    given = adapter_folder(model, adapter)
+    given = builtin.adapter_folder(model, adapter)
     conversion = packed if packed.notes["masks"] else None
     if given is not None:
         conversion = _conversion(given, model, packed, lanes)
@@ -74,14 +71,16 @@ def load_parts(
         packed=packed,
         activations=settings.activations,
     )
+    is_builtin = model == builtin.NAME
+    own_draft, own_heads = (builtin.builtin_draft(), builtin.builtin_heads()) if is_builtin else (None, None)
     weights = make_weights(packed, conversion, settings.threads, settings.activations)
     return Parts(
         target,
         NativeForward(weights, settings.cache_tokens),
-        None if draft_model is None else _given_draft(str(draft_model), target, settings),
+        None if draft_model is None else _draft(str(draft_model), target, settings),
         None if heads is None else _heads(Path(heads), target),
-        cache(lambda: _own_draft(target, settings)) if builtin.builtin_draft() and model == builtin.NAME else None,
-        _own_heads(target),
+        None if own_draft is None else cache(lambda: _draft(str(own_draft), target, settings)),
+        None if own_heads is None else cache(lambda: _heads(own_heads, target)),
     )
 
 
@@ -129,28 +128,13 @@ def _size_and_time(file: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _own_heads(target: NativeTarget) -> Any:
-    folder = builtin.builtin_heads() if target.name == builtin.NAME else None
-    return None if folder is None else cache(lambda: _heads(folder, target))
+def _heads(folder: Path, target: Target) -> Heads:
+    from stridelm.model.native.torch_parts import load_numpy_heads
+
+    return load_numpy_heads(folder, target)
 
 
-def _heads(folder: Path, target: NativeTarget) -> Heads:
-    """Prediction heads run on torch, which is imported for them."""
-    from stridelm.model.native.torch_heads import heads_on_numpy
+def _draft(name: str, target: Target, settings: LoadSettings) -> Draft:
+    from stridelm.model.native.torch_parts import load_torch_draft
 
-    return heads_on_numpy(folder, target)
-
-
-def _given_draft(name: str, target: NativeTarget, settings: LoadSettings) -> Draft:
-    from stridelm.model.native.torch_draft import given_draft
-
-    return given_draft(name, target, settings)
-
-
-def _own_draft(target: NativeTarget, settings: LoadSettings) -> Draft:
-    from stridelm.model.native.torch_draft import own_draft
-
-    return own_draft(target, settings)
-
-
-__all__ = ["InputError", "NativeTarget", "load_parts"]
+    return load_torch_draft(name, target, settings)

@@ -11,6 +11,7 @@ from stridelm.model.adapter import Adapter
 from stridelm.model.native.gate import READ, READ_BIAS, WRITE
 from stridelm.model.native.groups import EIGHT, GROUP, quantised
 from stridelm.model.native.packed import Packed, Writer, write
+from stridelm.model.native.source import DoesNotFit
 from stridelm.model.native.weights import MASK_EMBEDDING
 from stridelm.params import InputError
 
@@ -22,7 +23,12 @@ _SLOTS = {
 }
 
 
-def pack_adapter(adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
+def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
+    """`given` is where the adapter is, `base` what it is for."""
+    if not adapter.is_gated:
+        raise DoesNotFit(f"does not merge adapters, as {given} has to be")
+    if adapter.config.width != base.notes["shape"]["width"]:
+        raise InputError(f"{given}: is for a model of width {adapter.config.width}: use the adapter of this model")
     shape = base.notes["shape"]
     left = set(adapter.config.targets)
     parts: dict[str, list[tuple[int, int]]] = {}
@@ -37,9 +43,7 @@ def pack_adapter(adapter: Adapter, base: Packed, folder: Path, lanes: int) -> No
                 parts[f"{layer}.{slot}"] = [places[place] for place in used]
                 _write_slot(writer, f"{layer}.{slot}", [adapter.low_rank(target) for target in used.values()])
         if left:
-            raise InputError(
-                f"the adapter changes {min(left)}, which the native backend does not know: --backend torch"
-            )
+            raise DoesNotFit(f"has no layer {min(left)}, which {given} changes")
         writer.vector(MASK_EMBEDDING, adapter.mask_embedding.float().numpy())
         _write_sequential_head(writer, adapter)
         return {
