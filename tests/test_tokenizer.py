@@ -14,14 +14,13 @@ import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto import tokenization_auto
 
 from stridelm.model.builtin import builtin_folder, ensure_builtin
 from stridelm.model.tokenizer import Tokenizer
 from stridelm.model.tokenizer_files import OVERRIDING_FAMILIES, UNNAMED_FAMILIES
 from stridelm.params import InputError
-from tokenizer_folders import CHAT, KINDS, WAYS, padded, write_folder
+from tokenizer_folders import CHAT, KINDS, WAYS, made_pair, padded, pair, write_folder
 
 Pair = tuple[Tokenizer, Any]
 """Ours and transformers' own."""
@@ -31,12 +30,6 @@ PIECES = [
     *("\u200d", "\x00", "\ufeff", "▁", "<0x41>", " .", " n't", "\u017f", "İ", "\r\n"),
 ]
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_size=12).map("".join)
-
-
-def pair(folder: Path) -> Pair:
-    other = AutoTokenizer.from_pretrained(folder)
-    assert isinstance(other, PreTrainedTokenizerBase)
-    return Tokenizer.from_folder(folder), other
 
 
 @cache
@@ -50,8 +43,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pair]
 
     @cache
     def get(kind: str, way: str) -> Pair:
-        tokenizer = padded(KINDS[kind]()) if way == "padded" else KINDS[kind]()
-        return pair(write_folder(tmp_path_factory.mktemp("tokenizer"), tokenizer, WAYS.get(way, {})))
+        folder = tmp_path_factory.mktemp("tokenizer")
+        if way == "padded":
+            return made_pair(folder, padded(KINDS[kind]()), "nothing")
+        return made_pair(folder, KINDS[kind](), way)
 
     return get
 

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
+
+from stridelm.model.tokenizer import Tokenizer as OwnTokenizer
 
 Files = dict[str, Any]
 TEXT = [
@@ -185,3 +188,12 @@ def padded(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.enable_truncation(3)
     tokenizer.add_tokens([AddedToken("lazy dog", special=False), AddedToken("<only>", special=True)])
     return tokenizer
+
+
+def pair(folder: Path) -> tuple[OwnTokenizer, Any]:
+    """Ours and transformers' own."""
+    return OwnTokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def made_pair(folder: Path, tokenizer: Tokenizer, way: str) -> tuple[OwnTokenizer, Any]:
+    return pair(write_folder(folder, tokenizer, WAYS[way]))
