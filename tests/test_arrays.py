@@ -226,9 +226,8 @@ def test_the_same_answers(decoder: str, temperature: float, roomy_model: Languag
         assert ours.token_ids == theirs.token_ids
         if decoder in ("draft", "ngram", "adaptive", "static"):  # the others look at the clock
             assert (ours.stats.drafted, ours.stats.forwards) == (theirs.stats.drafted, theirs.stats.forwards)
-        for stride, other in zip(ours.strides, theirs.strides, strict=False):
-            if stride.tokens == other.tokens:
-                assert stride.confidence == pytest.approx(other.confidence, rel=1e-4)
+        sure, other = ([each for stride in result.strides for each in stride.confidence] for result in (ours, theirs))
+        assert sure == pytest.approx(other, rel=1e-3)
 
 
 def test_its_cost_is_measured(roomy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
