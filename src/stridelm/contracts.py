@@ -106,8 +106,8 @@ class Forward(Protocol):
         ...
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        """Append the rows to the cache and return, per block, what the model says of its wanted rows. The arrays are the
-        caller's: drafters keep some for later steps, and no later call may write into them."""
+        """Append the rows to the cache and return, per block, what the model says of its wanted rows. The arrays are
+        the caller's: drafters keep some for later steps, and no later call may write into them."""
         ...
 
     def with_cache(self, tokens: int) -> Forward:
