@@ -123,7 +123,8 @@ def chain_of(scores: list[float]) -> DraftTree:
 def outlook_of(cost: Cost, acceptance: list[float], rate: float, options: tuple[int, ...]) -> Outlook:
     seconds = cost.table[:200]
     rows = np.diff(seconds)[1:9].tolist()
-    fresh = [gains(acceptance, rows, rate, masks) for masks in options]
+    gained = gains(acceptance, rows, rate)
+    fresh = [gained[masks] for masks in options]
     return Outlook(rate, seconds, 1, options, cost.masks, cost.mask_row, fresh, (0.0,))
 
 
@@ -166,10 +167,10 @@ def test_masks_that_lie_there_already_save_new_ones() -> None:
 
 
 def test_gains_are_those_of_the_best_length() -> None:
-    assert gains([0.5, 0.5], [0.1, 0.1], 1.0, 2) == pytest.approx([0.5 - 0.1 + 0.25 - 0.1, 0.4, 0.0])
-    assert gains([0.5, 0.5], [0.1, 0.3], 1.0, 2) == pytest.approx([0.4, 0.4, 0.0])  # the second does not pay
-    assert gains([0.5, 0.5], [0.1, 0.1], 1.0, 1) == pytest.approx([0.4, 0.0, 0.0])
-    assert gains([0.2, 0.9], [0.3, 0.1], 1.0, 2) == pytest.approx([0.0, 0.0, 0.0])  # not worth more for being older
+    assert gains([0.5, 0.5], [0.1, 0.1], 1.0)[2] == pytest.approx([0.5 - 0.1 + 0.25 - 0.1, 0.4, 0.0])
+    assert gains([0.5, 0.5], [0.1, 0.3], 1.0)[2] == pytest.approx([0.4, 0.4, 0.0])  # the second does not pay
+    assert gains([0.5, 0.5], [0.1, 0.1], 1.0)[1] == pytest.approx([0.4, 0.0, 0.0])
+    assert gains([0.2, 0.9], [0.3, 0.1], 1.0)[2] == pytest.approx([0.0, 0.0, 0.0])  # not worth more for being older
 
 
 def test_a_larger_batch_gets_smaller_blocks() -> None:
@@ -178,7 +179,8 @@ def test_a_larger_batch_gets_smaller_blocks() -> None:
     rows = []
     for others in (0, 4, 16):
         seconds = rising.table[others : others + 150]
-        fresh = [gains([0.7] * 8, np.diff(seconds)[1:9].tolist(), 1.5, masks) for masks in (2, 4)]
+        gained = gains([0.7] * 8, np.diff(seconds)[1:9].tolist(), 1.5)
+        fresh = [gained[masks] for masks in (2, 4)]
         plan = choose(chain_of([0.7] * 4), Outlook(1.5, seconds, 1, (2, 4), fresh=fresh))
         rows.append(1 + plan.nodes + plan.masks * len(plan.anchors))
     assert rows[0] > rows[1] >= rows[2] == 1

@@ -17,6 +17,7 @@ from stridelm.types import Array
 _LOOKED_AT = (1e-3, 1e-5, 0.0)
 """Probabilities from which on tokens are sorted, one after the other, until those before make up what is asked for:
 sorting a vocabulary takes longer than a forward of a small model."""
+_ROUNDING = 1e-6
 
 
 def float32(x: Array) -> Array:
@@ -35,8 +36,11 @@ def exp(x: Array) -> Array:
     return np.exp(x) if isinstance(x, np.ndarray) else x.exp()
 
 
-def log(x: Array) -> Array:
-    return np.log(x) if isinstance(x, np.ndarray) else x.log()
+def negative_log(x: Array) -> Array:
+    if not isinstance(x, np.ndarray):
+        return -x.log()
+    logarithm = np.log(x)
+    return np.negative(logarithm, out=logarithm)
 
 
 def integers(values: Items[int], like: Array) -> Array:
@@ -144,7 +148,7 @@ def softmax(x: Array) -> Array:
     """Over the last dimension."""
     if not isinstance(x, np.ndarray):
         return x.softmax(dim=-1)
-    with np.errstate(invalid="ignore"):  # nothing but -inf has no softmax
+    with np.errstate(invalid="ignore", over="ignore"):  # torch does not speak of rows of -inf either
         shares = x - x.max(axis=-1, keepdims=True)
         np.exp(shares, out=shares)
         shares /= shares.sum(axis=-1, keepdims=True)
@@ -155,7 +159,7 @@ def log_softmax(x: Array) -> Array:
     """Over the last dimension."""
     if not isinstance(x, np.ndarray):
         return x.log_softmax(dim=-1)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         shifted = x - x.max(axis=-1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -166,7 +170,7 @@ def log_softmax_at(x_WV: Array, places: Items[int]) -> Array:
         places_W1 = integers(places, x_WV).unsqueeze(1)
         return x_WV.log_softmax(dim=-1).gather(1, places_W1).squeeze(1)
     found_W = np.empty(len(x_WV), dtype=x_WV.dtype)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         for row, (x_V, place) in enumerate(zip(x_WV, places, strict=True)):
             shifted_V = x_V - x_V.max()
             at = shifted_V[place]
@@ -213,9 +217,9 @@ def beyond(share_V: Array, most: float) -> Array:
         places_N = np.flatnonzero(share_V >= least)
         order_N = places_N[np.argsort(-share_V[places_N], kind="stable")]
         sorted_N = share_V[order_N]
-        # torch sums in double precision, too.
-        left_out_N = np.cumsum(sorted_N, dtype=np.float64).astype(share_V.dtype) - sorted_N >= most
-        if left_out_N[-1:].any():  # then so is all that is smaller
+        sums_N = np.cumsum(sorted_N, dtype=np.float64)  # as torch sums
+        left_out_N = sums_N.astype(share_V.dtype) - sorted_N >= most
+        if len(sums_N) and sums_N[-1] > most + _ROUNDING:  # then all that is smaller is left out
             break
     left_out_V = np.full(len(share_V), least > 0)
     left_out_V[order_N] = left_out_N
@@ -226,8 +230,11 @@ def add_noise(x_V: Array, noise_of: Callable[[Array], Array]) -> Array:
     """In float64, with the noise of each place; `noise_of` makes it for some places."""
     if not isinstance(x_V, np.ndarray):
         return x_V.double() + noise_of(count_up(0, len(x_V), x_V))
+    is_left_V = x_V != -np.inf
+    if is_left_V.all():
+        return x_V + noise_of(np.arange(len(x_V)))
     # What a filter has dropped needs none.
-    places_N = np.flatnonzero(x_V != -np.inf)
+    places_N = np.flatnonzero(is_left_V)
     noisy_V = np.full(len(x_V), -np.inf)
     noisy_V[places_N] = x_V[places_N] + noise_of(places_N)
     return noisy_V
@@ -247,6 +254,16 @@ def mix(words: Array, shifts: tuple[int, ...], multipliers: tuple[int, ...]) -> 
         np.bitwise_xor(mixed, shifted, out=mixed)
         np.multiply(mixed, np.uint64(multiplier), out=mixed)
     return mixed.view(np.int64)
+
+
+def uniform(words: Array) -> Array:
+    """The upper 53 bits of int64 words as float64 between 0 and 1, neither included."""
+    if not isinstance(words, np.ndarray):
+        return ((words >> 11 & 2**53 - 1).double() + 0.5) * 2.0**-53
+    shares = (words.view(np.uint64) >> np.uint64(11)).astype(np.float64)
+    shares += 0.5
+    shares *= 2.0**-53
+    return shares
 
 
 def signed(word: int) -> int:

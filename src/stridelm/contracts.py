@@ -52,8 +52,8 @@ class Gate(Protocol):
         ...
 
     def moved(self, tokens_N: Array, logits: Array, added: Array) -> Array:
-        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
-        output."""
+        """The logits (... x N, rows of which may be one and the same memory) of these tokens once the sequential head
+        has added something (... x C) to a mask's output."""
         ...
 
     def score(self, hidden_XC: Array) -> Array:
@@ -106,7 +106,8 @@ class Forward(Protocol):
         ...
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
+        """Append the rows to the cache and return, per block, what the model says of its wanted rows. The arrays are
+        the caller's: drafters keep some for later steps, and no later call may write into them."""
         ...
 
     def with_cache(self, tokens: int) -> Forward:

@@ -23,6 +23,7 @@ Shape letters: Q rows of a step, M mask rows, W wanted rows, q rows of one block
 """
 
 from collections.abc import Sequence as Items
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,8 +75,8 @@ def lineage(parents: Items[int]) -> tuple[np.ndarray, np.ndarray]:
     ancestors. So a prompt of a thousand rows takes ten rounds and no loop over rows.
     """
     count = len(parents)
-    if all(parent == row - 1 for row, parent in enumerate(parents)):
-        return np.tri(count, dtype=bool), np.arange(count)  # a chain: plain decoding and prompts
+    if list(parents) == list(range(ROOT, count - 1)):
+        return _chain(count)
     # Row `count` stands for the prefix: its own parent, without ancestors.
     jump = np.append(np.asarray(parents, dtype=np.int64), ROOT)
     jump[jump == ROOT] = count
@@ -85,6 +86,12 @@ def lineage(parents: Items[int]) -> tuple[np.ndarray, np.ndarray]:
         sees |= sees[jump]
         jump = jump[jump]
     return sees[:count, :count], sees[:count].sum(axis=1) - 1
+
+
+@lru_cache(maxsize=16)
+def _chain(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The lineage of plain decoding and of prompts: the same in step after step."""
+    return np.tri(count, dtype=bool), np.arange(count)
 
 
 def lay_out(blocks: Items[Block]) -> Rows:

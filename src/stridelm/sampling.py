@@ -205,8 +205,7 @@ def gumbel_rows(seeds_B: Array, positions_B: Array, size: int) -> Array:
 
 
 def _as_gumbel(bits: Array) -> Array:
-    uniform = (arrays.float64(bits >> 11 & 2**53 - 1) + 0.5) * 2.0**-53
-    return -arrays.log(-arrays.log(uniform))
+    return arrays.negative_log(arrays.negative_log(arrays.uniform(bits)))
 
 
 def _mix(word: int) -> int:

@@ -79,6 +79,8 @@ class DraftTree:
 
     def pruned(self, depth: int, nodes: int) -> DraftTree:
         """The first so many nodes, without those deeper than `depth`."""
+        if not self.tokens or len(self.tokens) <= min(depth, nodes):
+            return self  # no node lies deeper than there are nodes
         return self.only([node for node, node_depth in enumerate(self.depths) if node_depth <= depth][:nodes])
 
     def only(self, kept: list[int]) -> DraftTree:

@@ -176,13 +176,13 @@ class Planned:
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
         row_seconds = [float(each) + self._level_seconds for each in row_seconds]
+        gained = gains(acceptance, row_seconds, rate)
         left = [0.0]
         if state.chain is not None:
-            old = gains(acceptance, row_seconds, rate, len(state.chain.hidden_DC))
-            left = [*old[state.chain.used + 1 :], 0.0]
+            left = [*gained[len(state.chain.hidden_DC)][state.chain.used + 1 :], 0.0]
         return Outlook(
             rate, seconds, pending, self.mask_options, cost.masks, cost.mask_row,
-            [gains(acceptance, row_seconds, rate, masks) for masks in self.mask_options], left,
+            [gained[masks] for masks in self.mask_options], left,
         )  # fmt: skip
 
     def _calibration(self, sequence: Sequence) -> Calibration:

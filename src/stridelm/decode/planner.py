@@ -77,9 +77,10 @@ def choose(tree: DraftTree, outlook: Outlook) -> Plan:
             ends_P[nodes], emitted = path, emitted + path
             ends_P[parent + 1] = max(0.0, ends_P[parent + 1] - path)
         base = emitted - outlook.rate * outlook.seconds[outlook.pending + nodes]
-        plan = _anchored(tree.parents[:nodes], base, ends_P[: nodes + 1], left_P[: nodes + 1], fresh_M, outlook)
-        if plan.worth > best.worth:
-            best = plan
+        if base + most_to_come > best.worth:
+            plan = _anchored(tree.parents[:nodes], base, ends_P[: nodes + 1], left_P[: nodes + 1], fresh_M, outlook)
+            if plan.worth > best.worth:
+                best = plan
         # No later plan takes less time, so none can be worth more than this.
         if base + sum(paths[nodes:]) + most_to_come <= best.worth:
             break
@@ -165,16 +166,20 @@ def _distances(parents: tuple[int, ...]) -> np.ndarray:
     return distances_PP
 
 
-def gains(acceptance: Items[float], row_seconds: Items[float], rate: float, masks: int) -> list[float]:
-    """[tokens that came since] -> tokens that a chain of masks adds to the next step: the best length of draft, each
-    token worth the probability that all up to it stand, less the time of its row. `acceptance` is by depth of mask."""
-    found: list[float] = []
-    for since in range(len(acceptance) + 1):
+def gains(acceptance: Items[float], row_seconds: Items[float], rate: float) -> list[list[float]]:
+    """[masks of a chain][tokens that came since] -> tokens that the chain adds to the next step: the best length of
+    draft, each token worth the probability that all up to it stand, less the time of its row. `acceptance` is by depth
+    of mask, and as long as the longest chain."""
+    longest = len(acceptance)
+    found = [[0.0] * (longest + 1) for _ in range(longest + 1)]
+    for since in range(longest):
         best, worth, path = 0.0, 0.0, 1.0
-        for row, depth in enumerate(range(since, masks)):
+        for depth in range(since, longest):
             path *= acceptance[depth]
-            worth += path - rate * row_seconds[row]
-            best = max(best, worth)
-        # What lies further back knows less: where the estimates say otherwise, few observations speak.
-        found.append(min([best, *found[-1:]]))
+            worth += path - rate * row_seconds[depth - since]
+            if worth > best:
+                best = worth
+            # What lies further back knows less: where the estimates say otherwise, few observations speak.
+            row = found[depth + 1]
+            row[since] = best if not since or best < row[since - 1] else row[since - 1]
     return found

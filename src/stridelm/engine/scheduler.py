@@ -146,7 +146,9 @@ class Scheduler:
         assert sequence.table is not None
         if sequence.cached + sequence.allowance == len(sequence.tokens):
             wanted = len(sequence.tokens) + sequence.policy.spare_rows
-            self.cache.grant(sequence.table, min(wanted, sequence.table.capacity + self.cache.free_blocks * BLOCK_SIZE))
+            if wanted > sequence.table.capacity:
+                wanted = min(wanted, sequence.table.capacity + self.cache.free_blocks * BLOCK_SIZE)
+            self.cache.grant(sequence.table, wanted)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, or nobody wants it any more."""

@@ -13,7 +13,6 @@ offset.
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -54,7 +53,8 @@ class Table:
     @property
     def is_run(self) -> bool:
         """Whether the blocks lie one behind the other."""
-        return all(later == earlier + 1 for earlier, later in pairwise(self.blocks))
+        first = self.blocks[0] if self.blocks else 0
+        return self.blocks == list(range(first, first + len(self.blocks)))
 
 
 class KVMemory(Protocol):
@@ -79,7 +79,7 @@ class KVCache:
 
     @property
     def free_blocks(self) -> int:
-        return int((self.references == 0).sum())
+        return self.block_count - int(np.count_nonzero(self.references))
 
     def open(self, reserve: int = 0) -> Table:
         """A new table, with blocks for `reserve` tokens set aside for it, in one run where there is one."""
@@ -177,8 +177,9 @@ class KVCache:
         self.tables.discard(table)
 
     def _cut(self, table: Table, blocks: int) -> None:
-        self.references[table.blocks[blocks:]] -= 1
-        del table.blocks[blocks:]
+        if len(table.blocks) > blocks:
+            self.references[table.blocks[blocks:]] -= 1
+            del table.blocks[blocks:]
         assert table.published <= len(table.blocks), "what others may start from was cut off"
 
     def reading_slots(self, table: Table) -> slice | np.ndarray:
@@ -218,7 +219,7 @@ class KVCache:
     def _take(self, count: int, after: int | None) -> list[int]:
         """Free blocks: right behind `after` if they are free there, else one run, else wherever they are."""
         is_free = self.references == 0
-        if int(is_free.sum()) < count:
+        if np.count_nonzero(is_free) < count:
             raise CacheFull(
                 f"the KV cache of {self.block_count * BLOCK_SIZE} tokens is full: ask for fewer tokens at once, "
                 "or give it more room with cache_tokens (--cache-tokens)"
