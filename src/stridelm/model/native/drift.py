@@ -15,7 +15,7 @@ from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.packed import ENTRIES, read
 from stridelm.model.native.weights import ACTIVATIONS, make_weights
 
-_TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
+TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
 old keeper of the lighthouse wrote in his book that the wind had risen from 12 to 48 knots within an hour. If a boat
 sails at 6 knots and the harbour is 15 miles away, how long does it take to come home? First, divide the distance by the
 speed: 15 / 6 = 2.5, so it takes two and a half hours. def mean(numbers): return sum(numbers) / len(numbers)"""
@@ -43,7 +43,7 @@ class Drift:
 @torch.inference_mode()
 def measure_drift(folder: Path, lanes: int, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
     """Adds it to a packed folder's JSON file, per kind of activations."""
-    ids = [token for token in tokenizer.encode(_TEXT) if token < config.vocab_size][:_TOKENS]
+    ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
     network: Any = build_network("the model", config, weights, torch.device("cpu"), torch.float32)
     network.set_attn_implementation("eager")

@@ -1,6 +1,7 @@
 """Source to packed, once: everything that takes torch, transformers and seconds happens here, so that no later start
 needs any of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import torch
 from stridelm.model.gguf import read_blocks, read_gguf
 from stridelm.model.load import Parts, fingerprint, read_folder
 from stridelm.model.mask_token import own_masks
-from stridelm.model.native.drift import measure_drift
+from stridelm.model.native.drift import TEXT, measure_drift
 from stridelm.model.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
 from stridelm.model.native.packed import Writer, write
 from stridelm.model.native.rotary import frequencies
 from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits
 from stridelm.model.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.model.support import check_config
+from stridelm.model.tokenizer import Tokenizer
 
 Read = Callable[[str], Groups]
+_OF_CLASSES = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token", "add_prefix_space", "backend")
+"""What tokenizer_config.json tells transformers' classes, and tokenizer.json as they have made it holds already."""
 
 
 def pack(source: Source, folder: Path, lanes: int) -> None:
@@ -32,7 +36,7 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
 
     def fill(writer: Writer, working: Path) -> dict[str, Any]:
         _write_weights(writer, config, weights, read)
-        tokenizer.save_pretrained(working)
+        _save_tokenizer(tokenizer, working)
         return {
             "fingerprint": fingerprint(weights),
             "eos_ids": sorted(eos_ids),
@@ -47,6 +51,19 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
 
     write(folder, lanes, fill)
     measure_drift(folder, lanes, config, weights, tokenizer)
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """As transformers has it in memory: its classes put parts of their own in the place of those in the file."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise DoesNotFit("needs a tokenizer.json")
+    tokenizer.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    file = folder / "tokenizer_config.json"
+    kept = {name: value for name, value in json.loads(file.read_text()).items() if name not in _OF_CLASSES}
+    file.write_text(json.dumps({**kept, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    if Tokenizer.from_folder(folder).encode(TEXT) != tokenizer.encode(TEXT):
+        raise DoesNotFit("cannot do without transformers' tokenizer here, which does more than its file says")
 
 
 def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> dict:
