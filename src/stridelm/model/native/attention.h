@@ -47,21 +47,43 @@ struct Sight {
   int64_t first;  // of them, the first inside the window
 };
 
-// The scores of 16 slots, for some queries. Two sums each, of the even and of the odd positions in the head: a single
-// chain would wait for itself.
-template <int queries>
-inline void block_scores(const float* keys, int64_t size, const float* const* query, float* const* scores, int64_t at) {
+constexpr int kMostQueries = 64;
+
+// Queries side by side, position by position, so that a tile of them reads one line after the other.
+inline void gather(const float* const* query, int64_t queries, int64_t size, float* to) {
+  for (int64_t d = 0; d < size; d++)
+    for (int64_t q = 0; q < queries; q++) *to++ = query[q][d];
+}
+
+// The scores of 16 slots, for some of `queries` gathered ones. Two sums each, of the even and of the odd positions in
+// the head: a single chain would wait for itself.
+template <int count>
+inline void block_scores(const float* keys, int64_t size, const float* gathered, int64_t queries, float* scores,
+                         int64_t stride) {
   for (int part = 0; part < kBlock; part += kLanes) {
-    Floats even[queries], odd[queries];
-    for (int q = 0; q < queries; q++) even[q] = odd[q] = zeros();
-    for (int64_t d = 0; d < size; d += 2) {
+    Floats even[count], odd[count];
+    for (int q = 0; q < count; q++) even[q] = odd[q] = zeros();
+    const float* query = gathered;
+    for (int64_t d = 0; d < size; d += 2, query += 2 * queries) {
       const Floats key = load(keys + d * kBlock + part), next = load(keys + (d + 1) * kBlock + part);
-      for (int q = 0; q < queries; q++) {
-        even[q] = multiply_add(key, every(query[q][d]), even[q]);
-        odd[q] = multiply_add(next, every(query[q][d + 1]), odd[q]);
+      for (int q = 0; q < count; q++) {
+        even[q] = multiply_add(key, every(query[q]), even[q]);
+        odd[q] = multiply_add(next, every(query[queries + q]), odd[q]);
       }
     }
-    for (int q = 0; q < queries; q++) store(scores[q] + at + part, add(even[q], odd[q]));
+    for (int q = 0; q < count; q++) store(scores + q * stride + part, add(even[q], odd[q]));
+  }
+}
+
+inline void some_scores(int64_t count, const float* keys, int64_t size, const float* gathered, int64_t queries,
+                        float* scores, int64_t stride) {
+  switch (count) {
+    case 1: return block_scores<1>(keys, size, gathered, queries, scores, stride);
+    case 2: return block_scores<2>(keys, size, gathered, queries, scores, stride);
+    case 3: return block_scores<3>(keys, size, gathered, queries, scores, stride);
+    case 4: return block_scores<4>(keys, size, gathered, queries, scores, stride);
+    case 5: return block_scores<5>(keys, size, gathered, queries, scores, stride);
+    default: return block_scores<6>(keys, size, gathered, queries, scores, stride);
   }
 }
 
@@ -94,82 +116,78 @@ inline float soften(float* scores, const Sight& sight) {
 }
 
 // Some heads' weighted sums of values, some vectors of the head wide.
-template <int queries, int vectors>
+template <int count, int vectors>
 inline void weighted_values(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, const Sight& sight,
-                            float* const* weights, const float* scales, float* const* to, int64_t column) {
-  Floats sum[queries][vectors];
-  for (int q = 0; q < queries; q++)
+                            const float* weights, int64_t stride, const float* scales, float* to) {
+  Floats sum[count][vectors];
+  for (int q = 0; q < count; q++)
     for (int v = 0; v < vectors; v++) sum[q][v] = zeros();
   const auto take = [&](const float* value, int64_t t) {
     for (int v = 0; v < vectors; v++) {
       const Floats part = load(value + v * kLanes);
-      for (int q = 0; q < queries; q++) sum[q][v] = multiply_add(part, every(weights[q][t]), sum[q][v]);
+      for (int q = 0; q < count; q++) sum[q][v] = multiply_add(part, every(weights[q * stride + t]), sum[q][v]);
     }
   };
   int64_t t = sight.first;
   while (t < sight.in_table) {
     const int64_t until = std::min((t / kBlock + 1) * kBlock, sight.in_table);
-    const float* value = heads.value(cache, layer, head, sight.blocks[t / kBlock] * kBlock + t % kBlock) + column;
+    const float* value = heads.value(cache, layer, head, sight.blocks[t / kBlock] * kBlock + t % kBlock);
     for (; t < until; t++, value += heads.size) take(value, t);
   }
-  for (; t < sight.count; t++) take(heads.value(cache, layer, head, sight.tail[t - sight.in_table]) + column, t);
-  for (int q = 0; q < queries; q++)
-    for (int v = 0; v < vectors; v++) store(to[q] + column + v * kLanes, multiply(sum[q][v], every(scales[q])));
+  for (; t < sight.count; t++) take(heads.value(cache, layer, head, sight.tail[t - sight.in_table]), t);
+  for (int q = 0; q < count; q++)
+    for (int v = 0; v < vectors; v++) store(to + q * heads.size + v * kLanes, multiply(sum[q][v], every(scales[q])));
 }
 
-template <int queries>
-inline void all_values(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, const Sight& sight,
-                       float* const* weights, const float* scales, float* const* to) {
+template <int count>
+inline void all_values(const Heads& heads, Cache cache, int64_t layer, int64_t head, const Sight& sight,
+                       const float* weights, int64_t stride, const float* scales, float* to) {
   int64_t column = 0;
-  for (; column + 4 * kLanes <= heads.size; column += 4 * kLanes)
-    weighted_values<queries, 4>(heads, cache, layer, head, sight, weights, scales, to, column);
-  for (; column < heads.size; column += kLanes)
-    weighted_values<queries, 1>(heads, cache, layer, head, sight, weights, scales, to, column);
+  for (; column + 4 * kLanes <= heads.size; column += 4 * kLanes, cache.values += 4 * kLanes)
+    weighted_values<count, 4>(heads, cache, layer, head, sight, weights, stride, scales, to + column);
+  for (; column < heads.size; column += kLanes, cache.values += kLanes)
+    weighted_values<count, 1>(heads, cache, layer, head, sight, weights, stride, scales, to + column);
 }
 
-// The query heads of one key head, of some rows of one sequence: rows[i] reads query[i] (per_key_head x size) and
-// writes to[i]. `scratch` has room for `queries` times `stride` scores.
-inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, int64_t rows,
+// Some query heads of one key head, of some rows of one sequence: rows[i] reads query[i] (heads_here x size) and writes
+// to[i]. `scratch` has room for the queries, and for as many times `stride` scores.
+inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, int64_t heads_here, int64_t rows,
                    const Sight* const* sights, const float* const* query, float* const* to, float* scratch,
                    int64_t stride) {
-  constexpr int kMost = 64;
-  const float* queries[kMost];
-  float* scores[kMost];
+  const float* queries[kMostQueries];
   int64_t count = 0, reach = 0;
   for (int64_t r = 0; r < rows; r++) {
     reach = std::max(reach, sights[r]->in_table);
-    for (int64_t h = 0; h < heads.per_key_head; h++, count++) {
-      queries[count] = query[r] + h * heads.size;
-      scores[count] = scratch + count * stride;
-    }
+    for (int64_t h = 0; h < heads_here; h++) queries[count++] = query[r] + h * heads.size;
   }
+  float* gathered = scratch;
+  float* scores = scratch + kMostQueries * heads.size;
+  gather(queries, count, heads.size, gathered);
   const int32_t* blocks = sights[0]->blocks;
   for (int64_t t = 0; t < reach; t += kBlock) {
     const float* keys = heads.key_block(cache, layer, head, blocks[t / kBlock]);
-    int64_t q = 0;
-    for (; q + 4 <= count; q += 4) block_scores<4>(keys, heads.size, queries + q, scores + q, t);
-    if (count - q == 3) block_scores<3>(keys, heads.size, queries + q, scores + q, t);
-    if (count - q == 2) block_scores<2>(keys, heads.size, queries + q, scores + q, t);
-    if (count - q == 1) block_scores<1>(keys, heads.size, queries + q, scores + q, t);
+    for (int64_t q = 0; q < count; q += 6)
+      some_scores(std::min<int64_t>(6, count - q), keys, heads.size, gathered + q, count, scores + q * stride + t, stride);
   }
-  for (int64_t r = 0, q = 0; r < rows; r++, q += heads.per_key_head) {
+  for (int64_t r = 0; r < rows; r++, scores += heads_here * stride) {
     const Sight& sight = *sights[r];
-    float scales[kMost];
-    float* outputs[kMost];
-    for (int64_t h = 0; h < heads.per_key_head; h++) {
+    float scales[kMostQueries];
+    for (int64_t h = 0; h < heads_here; h++) {
+      float* own = scores + h * stride;
       for (int64_t t = sight.in_table; t < sight.count; t++) {
         const int32_t slot = sight.tail[t - sight.in_table];
         const float* keys = heads.key_block(cache, layer, head, slot / kBlock) + slot % kBlock;
-        scores[q + h][t] = slot_score(keys, heads.size, queries[q + h]);
+        own[t] = slot_score(keys, heads.size, query[r] + h * heads.size);
       }
-      scales[h] = soften(scores[q + h], sight);
-      outputs[h] = to[r] + h * heads.size;
+      scales[h] = soften(own, sight);
     }
     int64_t h = 0;
-    for (; h + 3 <= heads.per_key_head; h += 3)
-      all_values<3>(heads, cache, layer, head, sight, scores + q + h, scales + h, outputs + h);
-    for (; h < heads.per_key_head; h++)
-      all_values<1>(heads, cache, layer, head, sight, scores + q + h, scales + h, outputs + h);
+    for (; h + 3 <= heads_here; h += 3)
+      all_values<3>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+    for (; h + 2 <= heads_here; h += 2)
+      all_values<2>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+    for (; h < heads_here; h++)
+      all_values<1>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
   }
 }
 

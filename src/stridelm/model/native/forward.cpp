@@ -92,14 +92,14 @@ void ensure(std::vector<Number>& memory, int64_t size) {
 
 // The memory of a step.
 struct Workspace {
-  std::vector<float> hidden, input, made, added, low, cosines, sines, scores;
+  std::vector<float> hidden, input, made, added, low, cosines, sines, scratch;
   std::vector<int16_t> numbers, gated_numbers, mask_numbers, low_numbers;
   std::vector<float> scales, sums, gated_scales, gated_sums, mask_scales, mask_sums, low_scales, low_sums;
   std::vector<int32_t> tails;
   std::vector<int64_t> tail_starts;
   std::vector<Sight> sights;
   std::vector<RowRun> runs;
-  int64_t input_stride = 0, made_stride = 0, low_stride = 0, score_stride = 0;
+  int64_t input_stride = 0, made_stride = 0, low_stride = 0, score_stride = 0, scratch_size = 0;
 
   void prepare(const Model& model, const Step& step) {
     const Shape& shape = model.shape;
@@ -136,7 +136,8 @@ struct Workspace {
     int64_t longest = 0;
     for (int64_t row = 0; row < step.rows; row++) longest = std::max<int64_t>(longest, step.positions[row] + 1);
     score_stride = padded(longest) + kGroup;
-    ensure(scores, shape.threads * kAttentionRows * (shape.heads / shape.key_heads) * score_stride);
+    scratch_size = kMostQueries * shape.head_size + kAttentionRows * (shape.heads / shape.key_heads) * score_stride;
+    ensure(scratch, shape.threads * scratch_size);
     sights.resize(step.rows);
     tail_starts.resize(step.rows);
   }
@@ -287,9 +288,13 @@ class Forward {
     for (int64_t item = thread; item < step_.rows * per_row; item += threads)
       place_head(layer, number, item / per_row, item % per_row);
     meet(threads);
-    const int64_t runs = static_cast<int64_t>(work_.runs.size());
-    for (int64_t item = thread; item < runs * shape_.key_heads; item += threads)
-      attend_run(number, work_.runs[item / shape_.key_heads], item % shape_.key_heads, thread);
+    // By query heads, one behind the other: those of one key head stay together, but for one at a border.
+    const Share share(static_cast<int64_t>(work_.runs.size()) * shape_.heads, 1, thread, threads);
+    for (int64_t first = share.first; first < share.last;) {
+      const int64_t last = std::min((first / heads_.per_key_head + 1) * heads_.per_key_head, share.last);
+      attend_run(number, work_.runs[first / shape_.heads], first % shape_.heads, last - first, thread);
+      first = last;
+    }
     meet(threads);
     const int64_t attended = shape_.heads * shape_.head_size;
     low = low_rank(number, &Adapter::attention_output);
@@ -440,18 +445,19 @@ class Forward {
     }
   }
 
-  void attend_run(int64_t number, const RowRun& run, int64_t key_head, int thread) {
+  // Some query heads of one key head, of some rows.
+  void attend_run(int64_t number, const RowRun& run, int64_t head, int64_t heads_here, int thread) {
     const Sight* sights[kAttentionRows];
     const float* queries[kAttentionRows];
     float* outputs[kAttentionRows];
-    const int64_t first = key_head * heads_.per_key_head * shape_.head_size;
     for (int64_t i = 0; i < run.count; i++) {
       sights[i] = &work_.sights[run.first + i];
-      queries[i] = made(run.first + i) + first;
-      outputs[i] = input(run.first + i) + first;
+      queries[i] = made(run.first + i) + head * shape_.head_size;
+      outputs[i] = input(run.first + i) + head * shape_.head_size;
     }
-    float* scores = work_.scores.data() + thread * kAttentionRows * heads_.per_key_head * work_.score_stride;
-    attend(heads_, cache_, number, key_head, run.count, sights, queries, outputs, scores, work_.score_stride);
+    float* scratch = work_.scratch.data() + thread * work_.scratch_size;
+    attend(heads_, cache_, number, head / heads_.per_key_head, heads_here, run.count, sights, queries, outputs, scratch,
+           work_.score_stride);
   }
 
   // silu(gate) * up on this thread's share, as the input of the product that comes next.
