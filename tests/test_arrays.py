@@ -36,12 +36,16 @@ INFINITE = float("inf")
 RANDOM = np.random.default_rng(3)
 
 
+def numbers(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
 def row(size: int, spread: float = 4.0) -> np.ndarray:
     return (RANDOM.normal(size=size) * spread).astype(np.float32)
 
 
 def nasty() -> dict[str, np.ndarray]:
-    ties = np.repeat(np.float32([3, 1, 3, -2]), 5)
+    ties = np.repeat(numbers(3, 1, 3, -2), 5)
     gaps = row(40)
     gaps[::3] = -INFINITE
     last = np.full(9, -INFINITE, dtype=np.float32)
@@ -54,14 +58,14 @@ def nasty() -> dict[str, np.ndarray]:
         "equal": np.zeros(12, dtype=np.float32),
         "gaps": gaps,
         "one": last,
-        "huge": np.float32([3e38, -3e38, 1e38, 0]),
-        "single": np.float32([2]),
+        "huge": numbers(3e38, -3e38, 1e38, 0),
+        "single": numbers(2),
     }
 
 
 NASTY = nasty()
 EMPTY = np.full(6, -INFINITE, dtype=np.float32)
-BROKEN = np.float32([1, math.nan, 2])
+BROKEN = numbers(1, math.nan, 2)
 
 
 def same(ours: Any, theirs: torch.Tensor, *, within: float = 0.0) -> None:
@@ -105,7 +109,7 @@ def test_operations_on_rows(x_V: np.ndarray) -> None:
 
 
 def test_of_equal_tokens_the_first_are_kept() -> None:
-    share_V = np.float32([0.1, 0.3, 0.3, 0.3])
+    share_V = numbers(0.1, 0.3, 0.3, 0.3)
     assert arrays.beyond(share_V, 0.5).tolist() == [True, False, False, True]
     both(arrays.beyond, share_V, 0.5)
 
@@ -154,7 +158,12 @@ def test_the_noise_has_the_same_bits_but_for_logarithms() -> None:
     both(arrays.uniform, np.array([0, -1, 2**63 - 1, -(2**63), 2047]))
     for seed, choice, position in ((0, 0, 0), (2**53 - 1, 3, 17), (5, 0, 10**6)):
         both(lambda tokens, key=(seed, choice, position): gumbel_of(tokens, *key), np.arange(5000), within=1e-12)
-    both(lambda *rows: gumbel_rows(*rows, 300), np.array([1, 2**62]), np.array([0, 9]), within=1e-12)
+    both(
+        lambda seeds, positions: gumbel_rows(seeds, positions, 300),
+        np.array([1, 2**62]),
+        np.array([0, 9]),
+        within=1e-12,
+    )
 
 
 FILTERS = [
