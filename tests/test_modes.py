@@ -20,7 +20,8 @@ from stridelm.model.draft_layers import load_layers
 from stridelm.model.full_student import FullStudent
 from stridelm.model.heads import load_heads
 from stridelm.model.load import load_checkpoint
-from stridelm.model.mask_token import MASK_KEY, MASKS_KEY
+from stridelm.model.mask_token import MASKS_KEY
+from stridelm.model.preview import MASK_KEY
 from stridelm.model.store import read_weights
 from tiny import plain_network
 from training import QUESTIONS, metrics, options, write_answers, write_questions

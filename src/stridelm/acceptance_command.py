@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.model.adapter import load_adapter
-from stridelm.model.builtin import adapter_folder
 from stridelm.model.converted import load_converted
 from stridelm.model.draft_layers import load_layers
 from stridelm.model.heads import heads_for, load_heads
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.preview import adapter_folder
 from stridelm.model.student import MaskRows, Student
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts

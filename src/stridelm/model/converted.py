@@ -3,10 +3,9 @@ the model's own mask token."""
 
 from pathlib import Path
 
-from stridelm.model import builtin
 from stridelm.model.adapter import Adapter, check_base
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.mask_token import mask_token_adapter, names_mask_token
+from stridelm.model.mask_token import mask_token_adapter
 from stridelm.model.ungated import masks_alone
 from stridelm.settings import LoadSettings
 
@@ -24,18 +23,3 @@ def load_converted(
     folder, adapter = given
     check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
     return checkpoint, adapter
-
-
-def may_have_masks(model: str, adapter: str | Path | None) -> bool:
-    """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
-    if builtin.adapter_folder(model, adapter) is not None:
-        return True
-    folder = Path(model)
-    if model != builtin.NAME and model and folder.is_dir():
-        return names_mask_token(folder)
-    return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
-
-
-def may_have_heads(model: str, heads: str | Path | None) -> bool:
-    """Whether the decoder `heads` will find any."""
-    return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)

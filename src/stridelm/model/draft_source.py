@@ -4,19 +4,13 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from stridelm.model import builtin
 from stridelm.model.draft_layers import is_draft, load_draft
 from stridelm.model.forward import TorchForward
 from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.mask_token import MASK_KEY
+from stridelm.model.preview import MASK_KEY, own_draft
 from stridelm.model.target import Draft, Target
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
-
-
-def own_draft(model: str) -> Path | None:
-    """The folder of the draft model that comes with a model; None if there is none."""
-    return builtin.builtin_draft() if model == builtin.NAME else None
 
 
 def own_draft_loader(target: Checkpoint, cache_tokens: int) -> Callable[[], Draft] | None:

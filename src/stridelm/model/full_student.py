@@ -17,8 +17,9 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.model.mask_token import MASK_KEY, MASK_NAME_KEY, MASKS_KEY, own_mask_token
+from stridelm.model.mask_token import MASK_NAME_KEY, MASKS_KEY, own_mask_token
 from stridelm.model.passes import ChainPass, TextPass
+from stridelm.model.preview import MASK_KEY
 from stridelm.model.sequential_head import SequentialHead
 from stridelm.model.store import save_network
 from stridelm.model.student import mask_token, read_chains, read_real_rows, read_together

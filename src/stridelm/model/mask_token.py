@@ -5,8 +5,6 @@ StrideLM such a model has an adapter without low-rank parts, which embeds a mask
 That a row is a mask is carried with the row, so the token may stand in a prompt, too.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +12,11 @@ from transformers import PreTrainedConfig
 
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
 from stridelm.model.load import Checkpoint
+from stridelm.model.preview import MASK_KEY
 from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
-MASK_KEY = "mask_token_id"
 MASK_NAME_KEY = "mask_token"
 MASKS_KEY = "trained_masks"
 """The longest chain of masks that a model was trained with; our conversions say it, others may not."""
@@ -76,11 +74,3 @@ def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
         sequential_size=0,
     )
     return Adapter(config, {MASK_EMBEDDING: embedding_1C.expand(masks, -1)})
-
-
-def names_mask_token(folder: Path) -> bool:
-    """Whether a folder's config.json has an entry for a mask token; True, too, where only loading can tell."""
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(MASK_KEY) is not None
-    except (OSError, ValueError, AttributeError):
-        return True

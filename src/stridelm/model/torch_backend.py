@@ -11,6 +11,7 @@ from stridelm.model.forward import TorchForward
 from stridelm.model.gated import TorchGate, attach
 from stridelm.model.heads import TorchHeads, heads_for, load_heads
 from stridelm.model.load import Checkpoint
+from stridelm.model.preview import adapter_folder
 from stridelm.model.target import Draft, Parts
 from stridelm.settings import LoadSettings
 
@@ -24,7 +25,7 @@ def load_parts(
     heads: str | Path | None = None,
 ) -> Parts:
     """As `stridelm.load` takes them."""
-    folder = builtin.adapter_folder(model, adapter)
+    folder = adapter_folder(model, adapter)
     # Small files first: what is wrong with them shows before the weights are read.
     adapted = (folder, load_adapter(folder)) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None

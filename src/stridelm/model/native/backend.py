@@ -13,6 +13,7 @@ from stridelm.model.native.library import library
 from stridelm.model.native.packed import Packed, packed_folder, read
 from stridelm.model.native.source import Source, find_source
 from stridelm.model.native.weights import make_weights
+from stridelm.model.preview import adapter_folder
 from stridelm.model.target import Draft, Parts, Target
 from stridelm.model.tokenizer import Tokenizer
 from stridelm.settings import LoadSettings
@@ -57,7 +58,7 @@ def load_parts(
     lanes = int(library().stride_lanes())
     source = find_source(model, settings)
     packed, where = _packed(source, lanes)
-    given = builtin.adapter_folder(model, adapter)
+    given = adapter_folder(model, adapter)
     conversion = packed if packed.notes["masks"] else None
     if given is not None:
         conversion = _conversion(given, model, packed, lanes)
