@@ -109,7 +109,7 @@ def lay_out(blocks: Items[Block]) -> Rows:
         ancestors.append(sees)
         positions.append(block.start + depths)
         within = np.asarray(block.parents, dtype=np.int64)
-        parents.append(np.where(within == ROOT, ROOT, within + rows))
+        parents.append(within if rows == 0 else np.where(within == ROOT, ROOT, within + rows))
         segments.append(slice(rows, rows + len(block)))
         end = len(wanted) + len(block.wanted)
         wanted_segments.append(slice(len(wanted), end))

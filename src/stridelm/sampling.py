@@ -170,9 +170,12 @@ def keep_likely(scores_V: Array, params: SamplingParams) -> Array:
     return scores_V
 
 
-def confidence(logits_WV: Array, tokens: Items[int]) -> tuple[float, ...]:
+def confidence(logits_WV: Array, tokens: Items[int], log_sums_W: Array | None = None) -> tuple[float, ...]:
     """The model's own probability of each row's token: no temperature, filter or penalty. In double precision: the
-    logarithm of one that float32 would round to 0 is still right."""
+    logarithm of one that float32 would round to 0 is still right. `log_sums_W`: as in an Output, if it is known."""
+    if log_sums_W is not None:
+        of_tokens = (float(logits_V[token]) for logits_V, token in zip(logits_WV, tokens, strict=True))
+        return tuple(math.exp(logit - each) for logit, each in zip(of_tokens, log_sums_W.tolist(), strict=True))
     return tuple(arrays.exp(arrays.float64(arrays.log_softmax_at(logits_WV, tokens))).tolist())
 
 

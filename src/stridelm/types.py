@@ -169,6 +169,8 @@ class Output:
     layers_qC: Mapping[int, Array] = field(default_factory=dict)
     """Layer -> what it read, for all rows of the block, of the layers that were asked for. The number of layers stands
     for the output head."""
+    log_sums_W: Array | None = None
+    """The logarithm of the sum of all e^logit, per row of logits, where the model has found it on its way."""
 
 
 Alternatives = tuple[tuple[int, float], ...]

@@ -99,12 +99,14 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
         sequence.eos_ids,
     )
     tokens = tuple(emitted)
-    drawn_WV = pick_rows(logits_WV, [0, *(node + 1 for node in accepted)][: len(tokens)])
+    drawn = [0, *(node + 1 for node in accepted)][: len(tokens)]
+    drawn_WV = pick_rows(logits_WV, drawn)
+    log_sums_W = None if output.log_sums_W is None else output.log_sums_W[drawn]
     return Commit(
         kept=(*pending, *(block.pending + node for node in accepted)),
         tokens=tokens,
         sources=(*(tree.sources[node] for node in accepted), "model")[: len(tokens)],
-        confidence=finite(confidence(drawn_WV, tokens)),
+        confidence=finite(confidence(drawn_WV, tokens, log_sums_W)),
         finish_reason=ending(sequence, tokens),
         alternatives=likeliest(drawn_WV, sequence.alternatives),
     )

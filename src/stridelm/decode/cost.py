@@ -23,7 +23,7 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.builtin import cache_folder
 from stridelm.model.kv_cache import Table
 from stridelm.model.target import Target
-from stridelm.types import ROOT
+from stridelm.types import ROOT, DraftTree
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _SEQUENCES = 8
@@ -163,7 +163,9 @@ class _Trial:
     def __init__(self, forward: Forward, shape: _Shape) -> None:
         self.forward, self.shape = forward, shape
         anchors = [ROOT] if shape.masks else []
-        block = make_block(shape.context, [1] * shape.real, anchors=anchors, masks=shape.masks)
+        # Drafts, not pending rows: the output head runs on every one of them.
+        tree = DraftTree.chain([1] * (shape.real - 1), "trial")
+        block = make_block(shape.context, [1], tree, anchors=anchors, masks=shape.masks)
         self.rows = lay_out([block] * shape.sequences)
 
     def __call__(self) -> None:

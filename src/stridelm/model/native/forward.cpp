@@ -49,6 +49,7 @@ struct Model {
   const Layer* layers;
   const Adapter* adapters;  // per layer; null where there is none
   Matrix embedding, head;
+  int64_t vocabulary;
   const float* last_norm;
   const float* frequencies;  // of the rotary positions: head_size / 2
 };
@@ -68,6 +69,7 @@ struct Step {
   const int32_t* scored_rows; // among the wanted
   const int32_t* read_layers; // whose inputs are to be noted; their number stands for the output head's
   float* logits;              // scored x head.panels x lanes
+  float* log_sums;            // per scored row, the logarithm of the sum of all e^logit
   float* hidden;              // wanted x width, or null
   float* read;                // reads x rows x width
 };
@@ -169,6 +171,19 @@ void normalise(const float* x, const float* weight, int64_t size, float epsilon,
   const float scale = 1.0f / std::sqrt(sum / static_cast<float>(size) + epsilon);
   for (i = 0; i < size; i++) to[i] = x[i] * scale * weight[i];
   for (; i < padded(size); i++) to[i] = 0;
+}
+
+float log_sum(const float* x, int64_t size) {
+  Floats most = every(-std::numeric_limits<float>::infinity());
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) most = larger(most, load(x + i));
+  float largest = largest_of(most);
+  for (int64_t j = i; j < size; j++) largest = std::max(largest, x[j]);
+  Floats sum = zeros();
+  for (i = 0; i + kLanes <= size; i += kLanes) sum = add(sum, exponential(subtract(load(x + i), every(largest))));
+  float total = sum_of(sum);
+  for (; i < size; i++) total += std::exp(x[i] - largest);
+  return largest + std::log(total);
 }
 
 // Turn the two halves of a head against each other (the order of transformers).
@@ -281,12 +296,12 @@ class Forward {
     multiply_by(layer.query_key_value, low, work_.quantised(shape_.width), 1, thread, threads);
     meet(threads);
     if (low) {
-      add_low_rank(*low, thread, threads);
+      add_low_rank(*low, Share(layer.query_key_value.panels, 1, thread, threads), thread);
       meet(threads);
     }
-    const int64_t per_row = shape_.heads + 2 * shape_.key_heads;
-    for (int64_t item = thread; item < step_.rows * per_row; item += threads)
-      place_head(layer, number, item / per_row, item % per_row);
+    const Share heads(shape_.heads + 2 * shape_.key_heads, 1, thread, threads);
+    for (int64_t row = 0; row < step_.rows; row++)
+      for (int64_t head = heads.first; head < heads.last; head++) place_head(layer, number, row, head);
     meet(threads);
     // By query heads, one behind the other: those of one key head stay together, but for one at a border.
     const Share share(static_cast<int64_t>(work_.runs.size()) * shape_.heads, 1, thread, threads);
@@ -303,7 +318,7 @@ class Forward {
     multiply_by(layer.attention_output, low, work_.quantised(attended), 1, thread, threads);
     meet(threads);
     if (low) {
-      add_low_rank(*low, thread, threads);
+      add_low_rank(*low, Share(layer.attention_output.panels, 1, thread, threads), thread);
       meet(threads);
     }
   }
@@ -320,19 +335,18 @@ class Forward {
     // A thread gates what it made itself, so its share is whole groups of 32, gate and up being panels in turn.
     constexpr int64_t unit = 2 * kGroup / kLanes;
     multiply_by(layer.gate_up, low, work_.quantised(shape_.width), unit, thread, threads);
+    const Share share(layer.gate_up.panels, unit, thread, threads);
     if (low) {
       meet(threads);
-      add_low_rank(*low, thread, threads);
-      meet(threads);
+      add_low_rank(*low, share, thread);
     }
     low = low_rank(number, &Adapter::down);
-    const Share share(layer.gate_up.panels, unit, thread, threads);
     for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer.down, low);
     meet(threads);
     multiply_by(layer.down, low, work_.quantised_gated(shape_.inner), 1, thread, threads);
     meet(threads);
     if (low) {
-      add_low_rank(*low, thread, threads);
+      add_low_rank(*low, Share(layer.down.panels, 1, thread, threads), thread);
       meet(threads);
     }
   }
@@ -357,6 +371,9 @@ class Forward {
     meet(threads);
     const Share share(model_.head.panels, 1, thread, threads);
     product(model_.head, as_head(), share.first, share.last, x, 0, step_.scored, step_.logits, model_.head.outputs());
+    meet(threads);
+    for (int64_t i = thread; i < step_.scored; i += threads)
+      step_.log_sums[i] = log_sum(step_.logits + i * model_.head.outputs(), model_.vocabulary);
   }
   // What is drawn from is never made of 8-bit rows.
   static Activations as_head() { return Activations::kInt16; }
@@ -402,8 +419,9 @@ class Forward {
     return masks() > 0 ? &(model_.adapters[layer].*which) : nullptr;
   }
 
-  // This thread's share of the second factors, added to what the masks' rows have.
-  void add_low_rank(const LowRank& low, int thread, int threads) {
+  // The second factors, added to what the masks' rows have: by each thread to what it has made itself, since what lies in
+  // another core's cache takes longer to fetch than to compute.
+  void add_low_rank(const LowRank& low, const Share& own, int thread) {
     int64_t column = 0;
     for (int64_t number = 0; number < low.parts; number++) {
       const Part& part = low.part[number];
@@ -411,11 +429,14 @@ class Forward {
       const Quantised x = work_.quantised_low(thread, masks(), rank);
       for (int64_t row = 0; row < masks(); row++)
         quantise_row(work_.low.data() + row * work_.low_stride + column, Activations::kInt16, x, row);
-      const Share share(part.up.panels, 1, thread, threads);
-      product(part.up, Activations::kInt16, share.first, share.last, x, 0, masks(), work_.added.data(),
-              work_.made_stride);
+      const auto panel_at = [&](int64_t of_product) {
+        const int64_t panel = (of_product - part.first + part.step - 1) / part.step;
+        return std::clamp<int64_t>(panel, 0, part.up.panels);
+      };
+      const int64_t first = panel_at(std::max(own.first, part.first)), last = panel_at(std::max(own.last, part.first));
+      product(part.up, Activations::kInt16, first, last, x, 0, masks(), work_.added.data(), work_.made_stride);
       for (int64_t row = 0; row < masks(); row++)
-        for (int64_t panel = share.first; panel < share.last; panel++) {
+        for (int64_t panel = first; panel < last; panel++) {
           float* to = made(step_.real + row) + (part.first + panel * part.step) * kLanes;
           store(to, add(load(to), load(work_.added.data() + row * work_.made_stride + panel * kLanes)));
         }

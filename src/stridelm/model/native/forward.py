@@ -6,6 +6,8 @@ near-ties to excuse.
 Shape letters: Q rows of a step, M mask rows, W wanted rows, C model width, V vocabulary.
 """
 
+from itertools import accumulate
+
 import numpy as np
 
 from stridelm import __version__
@@ -16,6 +18,8 @@ from stridelm.model.native.memory import NativeMemory
 from stridelm.model.native.weights import Weights, address
 from stridelm.model.processor import processor_entry
 from stridelm.types import Output, Rows
+
+_NONE = np.zeros(0, np.float32)
 
 
 class NativeForward:
@@ -28,6 +32,7 @@ class NativeForward:
         self.gate = None if weights.conversion is None else NativeGate(weights, weights.conversion)
         self.width, self.layers = weights.shape.width, weights.shape.layers
         self.longest = int(weights.packed.notes["context_length"])
+        self._logits = weights.model.head.panels * library().stride_lanes()
         self._workspace = _Workspace()
 
     @property
@@ -52,55 +57,68 @@ class NativeForward:
         """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
         for table, segment in zip(tables, rows.segments, strict=True):
             self.cache.append(table, segment.stop - segment.start)
-        logits_WV, hidden_WC, read_LQC = self._run(rows, tables)
+        count, masks = len(rows.ids_Q), len(rows.mask_rows_M)
+        scored = sum(each.stop - each.start for each in rows.scored_segments)
+        logits_WX = np.empty((scored, self._logits), np.float32)
+        log_sums_W = np.empty(scored, np.float32)
+        hidden_WC = np.empty((len(rows.wanted_W), self.width), np.float32) if masks else None
+        read_LQC = np.empty((len(rows.layers), count, self.width), np.float32)
+        order = self._run(rows, tables, (logits_WX, log_sums_W, hidden_WC, read_LQC))
+        logits_WV = logits_WX[:, : self.weights.vocabulary]
+        if order is not None and len(read_LQC):
+            read_LQC[:, order] = read_LQC.copy()
         return [
             Output(
                 logits_WV[scored],
                 None if hidden_WC is None else hidden_WC[wanted],
                 {layer: read_LQC[place, segment] for place, layer in enumerate(rows.layers)},
+                log_sums_W[scored],
             )
             for scored, wanted, segment in zip(
                 _one_behind_the_other(rows.scored_segments), rows.wanted_segments, rows.segments, strict=True
             )
         ]
 
-    def _run(self, rows: Rows, tables: list[Table]) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        count, masks = len(rows.ids_Q), len(rows.mask_rows_M)
-        real = count - masks
-        # The kernels want the masks last, and do not mind where the others are.
-        order_Q = np.arange(count) if masks == 0 else np.argsort(_is_mask(rows), kind="stable")
-        place_of_Q = np.empty(count, np.int64)
-        place_of_Q[order_Q] = np.arange(count)
-        sequence_Q = np.repeat(np.arange(len(tables)), [each.stop - each.start for each in rows.segments])
-        first_Q = np.asarray([each.start for each in rows.segments])[sequence_Q]
-        parents_Q = np.where(rows.parents_Q < 0, -1, place_of_Q[rows.parents_Q])
-        ids = np.ascontiguousarray(rows.ids_Q[order_Q[:real]])
-        assert not real or 0 <= ids.min() <= ids.max() < self.weights.vocabulary, "no such token"
-        embedded_MC = np.zeros((0, self.width), np.float32)
-        if masks:
+    def _run(
+        self, rows: Rows, tables: list[Table], results: tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]
+    ) -> list[int] | None:
+        """Fill the results; returns the order in which the kernels had the rows, if it is another than theirs here.
+
+        Between two forwards of four milliseconds every array that is made shows: the many small numbers of a step are
+        put together as a list, and become one array.
+        """
+        count, real = len(rows.ids_Q), len(rows.ids_Q) - len(rows.mask_rows_M)
+        places = [place for each in rows.segments for place in range(each.stop - each.start)]
+        sequences = [number for number, each in enumerate(rows.segments) for _ in range(each.stop - each.start)]
+        by_row = [rows.positions_Q.tolist(), sequences, places, rows.parents_Q.tolist()]
+        wanted, ids, order = rows.wanted_W.tolist(), rows.ids_Q, None
+        embedded_MC = _NONE
+        if real < count:
             assert self.gate is not None, "mask rows need an adapter"
             embedded_MC = self.gate.embedded(rows.mask_depths_M)
-        lengths = [len(table.blocks) for table in tables]
+            # The kernels want the masks last, and do not mind where the others are.
+            is_mask = dict.fromkeys(rows.mask_rows_M.tolist())
+            order = [*(row for row in range(count) if row not in is_mask), *is_mask]
+            at = {row: place for place, row in enumerate(order)} | {-1: -1}
+            by_row = [[values[row] for row in order] for values in by_row]
+            by_row[3] = [at[parent] for parent in by_row[3]]
+            wanted, ids = [at[row] for row in wanted], np.ascontiguousarray(ids[order[:real]])
+        assert real == 0 or 0 <= ids.min() <= ids.max() < self.weights.vocabulary, "no such token"
         scored = [index for each in rows.scored_segments for index in range(each.start, each.stop)]
-        wanted = len(rows.wanted_W)
-        panels = self.weights.model.head.panels * library().stride_lanes()
-        logits_WV = np.empty((len(scored), panels), np.float32)
-        hidden_WC = np.empty((wanted, self.width), np.float32) if masks else None
-        read_LQC = np.empty((len(rows.layers), count, self.width), np.float32)
-        positions, sequences, places = rows.positions_Q, sequence_Q, np.arange(count) - first_Q
-        rows_as_numbers = [_int32(each[order_Q]) for each in (positions, sequences, places, parents_Q)]
         blocks = [block for table in tables for block in table.blocks]
-        others = (rows.starts, blocks, np.cumsum([0, *lengths[:-1]]), place_of_Q[rows.wanted_W], scored, rows.layers)
-        numbers = [*rows_as_numbers, *(_int32(each) for each in others)]
+        starts = [0, *accumulate(len(table.blocks) for table in tables)][:-1]
+        lists = (*by_row, rows.starts, blocks, starts, wanted, scored, rows.layers)
+        sheet = np.array([number for values in lists for number in values], np.int32)
+        first = address(sheet)
+        places_in_sheet = accumulate((4 * len(values) for values in lists[:-1]), initial=first)
+        logits_WX, log_sums_W, hidden_WC, read_LQC = results
         step = Step(
-            *(count, real, len(tables), wanted, len(scored), len(rows.layers)),
-            *(address(ids), address(embedded_MC)),
-            *(address(each) for each in numbers),
-            *(address(logits_WV), None if hidden_WC is None else address(hidden_WC), address(read_LQC)),
-        )
+            count, real, len(tables), len(wanted), len(scored), len(rows.layers),
+            address(ids), address(embedded_MC), *places_in_sheet, address(logits_WX), address(log_sums_W),
+            None if hidden_WC is None else address(hidden_WC), address(read_LQC),
+        )  # fmt: skip
         library().stride_forward(self.weights.model, self.memory.cache, step, self._workspace.handle)
-        read_LQC = read_LQC if masks == 0 else read_LQC[:, place_of_Q]
-        return logits_WV[:, : self.weights.vocabulary], hidden_WC, read_LQC
+        return order
 
 
 class _Workspace:
@@ -112,16 +130,6 @@ class _Workspace:
 
     def __del__(self) -> None:
         self._free(self.handle)
-
-
-def _int32(values: object) -> np.ndarray:
-    return np.ascontiguousarray(values, dtype=np.int32)
-
-
-def _is_mask(rows: Rows) -> np.ndarray:
-    is_mask_Q = np.zeros(len(rows.ids_Q), dtype=bool)
-    is_mask_Q[rows.mask_rows_M] = True
-    return is_mask_Q
 
 
 def _one_behind_the_other(segments: tuple[slice, ...]) -> list[slice]:

@@ -56,6 +56,7 @@ class Model(ctypes.Structure):
         ("adapters", POINTER(Adapter)),
         ("embedding", Matrix),
         ("head", Matrix),
+        ("vocabulary", c_int64),
         ("last_norm", c_void_p),
         ("frequencies", c_void_p),
     )
@@ -70,7 +71,7 @@ class Step(ctypes.Structure):
         *((name, c_int64) for name in ("rows", "real", "sequences", "wanted", "scored", "reads")),
         *((name, c_void_p) for name in ("ids", "masks", "positions", "sequence", "place", "parent", "starts")),
         *((name, c_void_p) for name in ("blocks", "tables", "wanted_rows", "scored_rows", "read_layers")),
-        *((name, c_void_p) for name in ("logits", "hidden", "read")),
+        *((name, c_void_p) for name in ("logits", "log_sums", "hidden", "read")),
     )
 
 

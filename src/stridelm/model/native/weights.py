@@ -73,6 +73,7 @@ def make_weights(packed: Packed, conversion: Packed | None, threads: int, activa
         adapters,
         packed.matrix(EMBEDDING),
         packed.matrix(EMBEDDING if packed.notes["tied"] else HEAD),
+        packed.notes["vocabulary"],
         packed.vector(LAST_NORM).ctypes.data,
         packed.vector(FREQUENCIES).ctypes.data,
     )
@@ -100,4 +101,4 @@ def _low_rank(conversion: Packed, name: str) -> LowRank:
 def address(array: np.ndarray) -> int:
     """Of its first item, for the kernels: the array must be kept until they are done."""
     assert array.flags.c_contiguous
-    return array.ctypes.data
+    return array.__array_interface__["data"][0]  # a third of the time that `ctypes.data` takes
