@@ -37,7 +37,7 @@ ROWS, CONTEXT = [1, 2, 3, 4, 5, 6, 8, 9, 12, 16], 200
 ROW_ROUNDS = 15
 PAUSE = 0.05
 """Seconds before a turn: threads of the one before, which spin for a while when they are done, go to sleep."""
-FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vbmi", "avx512_vnni",
+FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512_vnni",
          "avx512_bf16", "amx_int8", "amx_bf16")  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -232,14 +232,25 @@ def draw(times: dict[str, dict[int, list[float]]], context: int, where: str, fil
     for axis, (unit, lines) in zip(axes, panels, strict=True):
         # transformers is so slow that in its scale the others are one line; its figures are in the table.
         drawn = {name: line for name, line in lines.items() if name != TRANSFORMERS or len(lines) == 1}
-        for (name, line), colour in zip(drawn.items(), colours, strict=False):
+        ends = [line[max(line)] for line in drawn.values()]
+        highest = 1.05 * max(ms for line in drawn.values() for ms in line.values())
+        heights = apart(ends, highest / 18)
+        for (name, line), colour, height in zip(drawn.items(), cycle(colours), heights, strict=False):
             axis.plot(list(line), list(line.values()), color=colour, marker="o", markersize=3, linewidth=1.6)
-            axis.annotate(name, (max(line), line[max(line)]), xytext=(6, 0), textcoords="offset points",
-                          color=colour, va="center", fontsize=9, annotation_clip=False)  # fmt: skip
-        axis.set(xlabel="rows of a forward", ylabel=unit, xlim=(0, None), ylim=(0, None))
+            axis.annotate(name, (max(line), height), xytext=(6, 0), textcoords="offset points", color=colour,
+                          va="center", fontsize=9, annotation_clip=False)  # fmt: skip
+        axis.set(xlabel="rows of a forward", ylabel=unit, xlim=(0, None), ylim=(0, highest))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
         axis.set_axisbelow(True)
     shown.suptitle(f"What a forward costs, context {context}: {where}", fontsize=10)
     shown.savefig(file, dpi=150)
     pyplot.close(shown)
+
+
+def apart(heights: list[float], gap: float) -> list[float]:
+    """The heights, raised where they must be so that no two labels are closer than the gap."""
+    raised = list(heights)
+    for below, above in pairwise(sorted(range(len(heights)), key=heights.__getitem__)):
+        raised[above] = max(raised[above], raised[below] + gap)
+    return raised

@@ -137,6 +137,10 @@ def test_tables_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_labels_keep_apart() -> None:
+    assert cpu_report.apart([3.0, 1.0, 1.5], 1.0) == [3.0, 1.0, 2.0]
+
+
 def test_processes_take_turns_and_the_absent_are_reported(tmp_path: Path) -> None:
     bench = cpu.Bench(2, 4, [0], Console(file=io.StringIO()))
     names = ["plain int16", "llama.cpp", "llama.cpp ngram-mod"]

@@ -13,6 +13,9 @@ from typing import Any
 
 from line_json import Message, serve
 
+LONGEST_PROMPT = 8192
+"""In tokens: read in one pass, as the pipeline does by default."""
+
 
 class OpenVino:
     def __init__(self, file: Path, threads: int) -> None:
@@ -25,8 +28,12 @@ class OpenVino:
         self.folder = tempfile.TemporaryDirectory()
         link = Path(self.folder.name) / "model.gguf"
         link.symlink_to(file.resolve())
+        # By default it keeps the prompts that it has read. Here everybody reads them anew, at the first token's cost.
+        scheduling = self.genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False
+        scheduling.max_num_batched_tokens = LONGEST_PROMPT
         self.pipeline = self.genai.LLMPipeline(
-            str(link), "CPU", INFERENCE_NUM_THREADS=threads, enable_save_ov_model=True
+            str(link), "CPU", scheduler_config=scheduling, INFERENCE_NUM_THREADS=threads, enable_save_ov_model=True
         )
         self.about: Message = {
             "version": self.genai.get_version(),
