@@ -237,7 +237,8 @@ def draw(times: dict[str, dict[int, list[float]]], context: int, where: str, fil
         heights = apart(ends, highest / 18)
         for (name, line), colour, height in zip(drawn.items(), cycle(colours), heights, strict=False):
             axis.plot(list(line), list(line.values()), color=colour, marker="o", markersize=3, linewidth=1.6)
-            axis.annotate(name, (max(line), height), xytext=(6, 0), textcoords="offset points", color=colour,
+            label = f"StrideLM, {name}" if name in VARIANTS else name
+            axis.annotate(label, (max(line), height), xytext=(6, 0), textcoords="offset points", color=colour,
                           va="center", fontsize=9, annotation_clip=False)  # fmt: skip
         axis.set(xlabel="rows of a forward", ylabel=unit, xlim=(0, None), ylim=(0, highest))
         axis.spines[["top", "right"]].set_visible(False)
