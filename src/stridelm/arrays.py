@@ -20,6 +20,9 @@ sorting a vocabulary takes longer than a forward of a small model."""
 _ROUNDING = 1e-6
 
 
+_NEAR = 10.0
+
+
 def float32(x: Array) -> Array:
     return x.astype(np.float32, copy=False) if isinstance(x, np.ndarray) else x.float()
 
@@ -184,7 +187,12 @@ def top(x_V: Array, count: int) -> tuple[Array, Array]:
     if not isinstance(x_V, np.ndarray):
         found = x_V.topk(count, sorted=False)
         return found.indices, found.values
-    places_N = np.argpartition(x_V, len(x_V) - count)[len(x_V) - count :]
+    # Of logits, nearly all lie far below the best: those that do not are found in a quarter of the time.
+    near_N = np.flatnonzero(x_V > x_V.max() - _NEAR)
+    if len(near_N) < count:
+        near_N = np.arange(len(x_V))
+    near = x_V[near_N]
+    places_N = near_N[np.argpartition(near, len(near) - count)[len(near) - count :]]
     return places_N, x_V[places_N]
 
 

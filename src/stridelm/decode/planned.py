@@ -17,7 +17,7 @@ from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import DepthRates, Pace, Trial, Use
+from stridelm.decode.rates import DepthRates, Pace, Rest, Trial, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -42,6 +42,7 @@ class _State:
     """The one of these that the masks made."""
     rows: int = 1
     """Of its latest block."""
+    rest: Rest = field(default_factory=Rest)
 
 
 class Planned:
@@ -89,7 +90,7 @@ class Planned:
         self._trial = None
         if self._switches and len(ready) > 1:
             self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
-        takes_one = self._trial is not None and self._trial.takes_one()
+        takes_one = self._trial.takes_one() if self._trial is not None else self._rests(ready)
         trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
@@ -103,8 +104,10 @@ class Planned:
             total += len(block) - state.rows
             state.rows = len(block)
             self.plans[len(block.tree), len(block.mask_anchors), block.masks] += 1
+            state.rest.planned(bool(block.tree) or bool(block.mask_anchors))
             blocks.append(block)
-        self.pace.planned(time.perf_counter() - started)
+        if not takes_one:
+            self.pace.planned(time.perf_counter() - started)
         return blocks
 
     def _block(self, sequence: Sequence, tree: DraftTree, plan: Plan) -> Block:
@@ -117,10 +120,15 @@ class Planned:
             layers=self.layers,
         )
 
+    def _rests(self, ready: list[Sequence]) -> bool:
+        """Whether a sequence alone goes without drafts and plans for a step: where nothing pays, looking does not."""
+        return self._switches and len(ready) == 1 and self._state(ready[0]).rest.goes_on()
+
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree, state.rows = [], NO_DRAFT, sequence.allowance
+            state.chain = None  # the text goes on without it
             self.plans[0, 0, 0] += 1
         return {}
 

@@ -13,6 +13,8 @@ _TRIAL, _EVERY = 30, 6
 """Steps of a trial, and every which of them takes one token at a time."""
 _HOLDS, _LONGEST = 256, 1024
 """Steps for which its outcome holds; twice as long each time in a row that one token at a time has won."""
+_PATIENCE, _LONGEST_REST = 3, 24
+"""Plans in a row that do not pay before a text rests, and the most steps that it does."""
 _PROBE = 40
 """A drafter that does not pay is asked again after so many steps."""
 
@@ -97,6 +99,24 @@ class Use:
         """Per sequence and step in which it was asked."""
         if self._was_asked:
             self.tokens += 0.1 * (tokens - self.tokens)
+
+
+class Rest:
+    """How long one text goes without drafts and plans: twice as long each time that nothing has paid again."""
+
+    def __init__(self) -> None:
+        self._in_vain = 0
+        self._left = 0
+
+    def goes_on(self) -> bool:
+        """Asked before every step."""
+        self._left -= 1
+        return self._left >= 0
+
+    def planned(self, pays: bool) -> None:
+        """A plan was made; whether it was to do anything but take one token."""
+        self._in_vain = 0 if pays else self._in_vain + 1
+        self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
 
 
 class Trial:

@@ -13,7 +13,7 @@ import numpy as np
 from stridelm import __version__
 from stridelm.model.kv_cache import KVCache, Table, blocks_for
 from stridelm.model.native.gate import NativeGate
-from stridelm.model.native.library import Step, library
+from stridelm.model.native.library import Step, Workspace, library
 from stridelm.model.native.memory import NativeMemory
 from stridelm.model.native.weights import Weights, address
 from stridelm.model.processor import processor_entry
@@ -33,7 +33,7 @@ class NativeForward:
         self.width, self.layers = weights.shape.width, weights.shape.layers
         self.longest = int(weights.packed.notes["context_length"])
         self._logits = weights.model.head.panels * library().stride_lanes()
-        self._workspace = _Workspace()
+        self._workspace = Workspace()
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -119,17 +119,6 @@ class NativeForward:
         )  # fmt: skip
         library().stride_forward(self.weights.model, self.memory.cache, step, self._workspace.handle)
         return order
-
-
-class _Workspace:
-    """What the kernels keep between steps."""
-
-    def __init__(self) -> None:
-        self._free = library().stride_free_workspace
-        self.handle = library().stride_workspace()
-
-    def __del__(self) -> None:
-        self._free(self.handle)
 
 
 def _one_behind_the_other(segments: tuple[slice, ...]) -> list[slice]:

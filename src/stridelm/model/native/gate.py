@@ -5,25 +5,25 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 
 import numpy as np
 
+from stridelm.model.native.library import Sequential, Workspace, library
 from stridelm.model.native.packed import Packed
-from stridelm.model.native.weights import MASK_EMBEDDING, Weights
+from stridelm.model.native.weights import MASK_EMBEDDING, Weights, address
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
-_EPSILON = np.float32(np.finfo(np.float32).eps)
 
 
 class NativeGate:
     """What an adapter brings beside its low-rank parts, which the forward applies."""
 
     def __init__(self, weights: Weights, conversion: Packed) -> None:
-        self._weights = weights
+        self._weights, self._workspace = weights, Workspace()
         notes = conversion.notes
         self.k = int(notes["masks"]) + 1
         self.state_size = int(notes["sequential_size"])
         self._embedding_DC = conversion.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
         if self.state_size:
-            self._read, self._write = conversion.matrix(READ), conversion.matrix(WRITE)
-            self._bias = conversion.vector(READ_BIAS)
+            matrices, bias = (conversion.matrix(name) for name in (READ, WRITE)), conversion.vector(READ_BIAS)
+            self._sequential = Sequential(*matrices, address(bias), self.state_size)
 
     def embedded(self, depths_M: np.ndarray) -> np.ndarray:
         """Of mask rows, by how many masks of their chain they see."""
@@ -35,13 +35,15 @@ class NativeGate:
     def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known,
         and its states."""
-        width = hidden_XC.shape[1]
-        before_XC = self._weights.unpack(self._weights.model.embedding, np.asarray(before))[:, :width]
-        seen = np.concatenate([_unit(hidden_XC), _unit(before_XC), state_XS], axis=1)
-        both_XS = self._weights.product(self._read, seen)[:, : 2 * self.state_size] + self._bias
-        gate_XS, candidate_XS = both_XS[:, : self.state_size], both_XS[:, self.state_size :]
-        state_XS = state_XS + (np.tanh(candidate_XS) - state_XS) / (1 + np.exp(-gate_XS))
-        return self._weights.product(self._write, state_XS)[:, :width], state_XS
+        assert 0 <= min(before) <= max(before) < self._weights.vocabulary, "no such token"
+        hidden_XC, state_XS = (np.ascontiguousarray(each, np.float32) for each in (hidden_XC, state_XS))
+        before_X = np.array(before, np.int64)
+        added_XC, next_XS = np.empty_like(hidden_XC), np.empty_like(state_XS)
+        library().stride_read_chain(
+            self._weights.model, self._sequential, self._workspace.handle, len(before), address(hidden_XC),
+            address(before_X), address(state_XS), address(added_XC), address(next_XS),
+        )  # fmt: skip
+        return added_XC, next_XS
 
     def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
         """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
@@ -51,8 +53,3 @@ class NativeGate:
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self._weights.score(hidden_XC)
-
-
-def _unit(x_XC: np.ndarray) -> np.ndarray:
-    """Of mean square one."""
-    return x_XC / np.sqrt(np.mean(x_XC * x_XC, axis=1, keepdims=True) + _EPSILON)

@@ -62,6 +62,10 @@ class Model(ctypes.Structure):
     )
 
 
+class Sequential(ctypes.Structure):
+    _fields_ = (("read", Matrix), ("write", Matrix), ("bias", c_void_p), ("size", c_int64))
+
+
 class Cache(ctypes.Structure):
     _fields_ = (("keys", c_void_p), ("values", c_void_p), ("blocks", c_int64))
 
@@ -95,7 +99,19 @@ def bind(made: Path) -> Any:
     bound.stride_forward.argtypes = [POINTER(Model), POINTER(Cache), POINTER(Step), c_void_p]
     bound.stride_product.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, c_int64, c_void_p]
     bound.stride_unpack.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
+    bound.stride_read_chain.argtypes = [POINTER(Model), POINTER(Sequential), c_void_p, c_int64, *[c_void_p] * 5]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
-    for name in ("free_workspace", "forward", "product", "unpack", "move"):
+    for name in ("free_workspace", "forward", "product", "read_chain", "unpack", "move"):
         getattr(bound, f"stride_{name}").restype = None
     return bound
+
+
+class Workspace:
+    """What the kernels keep between steps. For one step at a time."""
+
+    def __init__(self) -> None:
+        self._free = library().stride_free_workspace
+        self.handle = library().stride_workspace()
+
+    def __del__(self) -> None:
+        self._free(self.handle)
