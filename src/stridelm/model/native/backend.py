@@ -1,7 +1,6 @@
 """Models that the kernels run: packed when they are first loaded, memory-mapped from then on, without torch."""
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,7 +90,6 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     if found is None:
         from stridelm.model.native.pack import pack
 
-        print(f"stridelm: packing {source.name} for this processor, once ...", file=sys.stderr)
         pack(source, folder, lanes)
         found = read(folder, lanes)
         assert found is not None, "it was written a moment ago"

@@ -2,6 +2,7 @@
 needs any of them."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
     check_config(config)
     check_fits(config)
     read = _reader(source, config, weights)
+    print(f"stridelm: packing {source.name} for this processor, once ...", file=sys.stderr)
     text_config = config.get_text_config()
 
     def fill(writer: Writer, working: Path) -> dict[str, Any]:
