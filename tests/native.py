@@ -56,7 +56,7 @@ def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=BUILDS)
-def build(request: pytest.FixtureRequest, native_cache: Path) -> Iterator[str]:
+def build(request: pytest.FixtureRequest, native_cache: Path) -> Iterator[str]:  # noqa: ARG001  # skips
     with built(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""The native backend's files: damaged ones are refused or packed anew, never read beyond; and which backend is chosen."""
+"""The native backend's files: damaged ones are refused or packed anew, never read beyond; and the choice of backend."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ from stridelm.model.native import library as library_module
 from stridelm.model.native.backend import NativeTarget
 from stridelm.model.native.library import library
 from stridelm.model.native.packed import ENTRIES, WEIGHTS
-from test_gguf import PROMPT, content_of, cuts, header_places, load, logits_of, tiny_network
+from test_gguf import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
 from tiny import save_tiny
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-def write_gguf(path: Path, kind: Stored, family: str = "llama", **other: Stored) -> Path:
+def stored_as(kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Content:
     content = content_of(tiny_network(family, **SHAPE))
-    content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | other
-    return content.write(path)
+    content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | (other or {})
+    return content
+
+
+def write_gguf(path: Path, kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Path:
+    return stored_as(kind, family, other=other).write(path)
 
 
 def is_native(model: stridelm.LanguageModel) -> bool:
@@ -59,17 +64,17 @@ def test_blocks_of_a_file_are_run_as_they_are(family: str, kind: Stored, tmp_pat
 
 def test_kinds_may_be_mixed_but_not_within_a_product(tmp_path: Path, native_cache: Path) -> None:
     more = {"token_embd.weight": Stored.Q8_0, "blk.0.ffn_down.weight": Stored.Q4_0}
-    path = write_gguf(tmp_path / "mixed.gguf", Stored.Q4_1, **more)
+    path = write_gguf(tmp_path / "mixed.gguf", Stored.Q4_1, other=more)
     assert deviation(logits(load_native(path, native_cache)), logits_of(load(path), PROMPT).numpy()) < 1e-3
     for name in ("blk.0.attn_k.weight", "blk.1.ffn_up.weight"):
-        path = write_gguf(tmp_path / "other.gguf", Stored.Q4_1, **{name: Stored.Q8_0})
+        path = write_gguf(tmp_path / "other.gguf", Stored.Q4_1, other={name: Stored.Q8_0})
         with pytest.raises(InputError, match="of one kind of blocks"):
             load_native(path, native_cache)
 
 
 @pytest.mark.parametrize("kind", [Stored.F16, Stored.F32])
 def test_other_kinds_go_to_torch_or_are_refused(kind: Stored, tmp_path: Path, native_cache: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf", Stored.Q8_0, **{"blk.1.ffn_down.weight": kind})
+    path = write_gguf(tmp_path / "tiny.gguf", Stored.Q8_0, other={"blk.1.ffn_down.weight": kind})
     assert not is_native(load_native(path, native_cache, backend="auto", device="cpu"))
     with pytest.raises(InputError, match=rf"the native backend keeps blocks .* not {kind.name}: give --quantize q8"):
         load_native(path, native_cache)
@@ -106,14 +111,14 @@ def loaded_elsewhere(paths: list[Path]) -> list[str]:
 def test_damaged_files_are_refused_or_run(seed: int, tmp_path: Path, native_cache: Path) -> None:
     """Cut off at many places, and with bytes flipped in settings, tensor descriptions and blocks."""
     chance, paths = random.Random(seed), []
-    whole = write_gguf(tmp_path / "whole.gguf", (Stored.Q4_0, Stored.Q4_1, Stored.Q8_0)[seed % 3])
+    content = stored_as((Stored.Q4_0, Stored.Q4_1, Stored.Q8_0)[seed % 3])
+    whole = content.write(tmp_path / "whole.gguf")
     data, places = whole.read_bytes(), header_places(whole)
-    content = content_of(tiny_network("llama", **SHAPE))
     ends = [*cuts(content, tmp_path / "cuts.gguf").values()] if seed == 0 else []
-    ends += [chance.randrange(len(data)) for _ in range(6)]
+    ends += [chance.randrange(len(data) - 64) for _ in range(6)]
     for end in ends:
         paths.append(tmp_path / f"cut-{len(paths)}.gguf")
-        paths[-1].write_bytes(data[: min(end, len(data) - 1)])
+        paths[-1].write_bytes(data[:end])
     cut = len(paths)
     for _ in range(24):
         damaged = bytearray(data)
@@ -207,16 +212,17 @@ def _pack_at_once(model: str, cache: str, start: Any) -> None:
     assert forward.weights.packed.notes["drift"]["int16"]["largest"] >= 0
 
 
+@pytest.mark.slow
 def test_two_processes_pack_at_once(tmp_path: Path, native_cache: Path) -> None:
     folder = save_tiny(tmp_path / "model", **SHAPE)
     context = multiprocessing.get_context("spawn")
-    start = context.Barrier(3)
-    each = [context.Process(target=_pack_at_once, args=(str(folder), str(native_cache), start)) for _ in range(3)]
+    start = context.Barrier(2)
+    each = [context.Process(target=_pack_at_once, args=(str(folder), str(native_cache), start)) for _ in range(2)]
     for process in each:
         process.start()
     for process in each:
         process.join(240)
-    assert [process.exitcode for process in each] == [0, 0, 0]
+    assert [process.exitcode for process in each] == [0, 0]
     assert not list((native_cache / "stridelm" / "models" / "packed").glob(".working-*"))
 
 
@@ -231,8 +237,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
     return lambda settings: str(backends.load_parts("any", settings))
 
 
-def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_has_gpu", lambda: False, raising=False)
+def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
     assert chosen(LoadSettings(device="cpu")) == "native"
     assert chosen(LoadSettings(device="cpu", activations="int8")) == "native"
     for settings in (
@@ -242,13 +247,16 @@ def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str], monkeypa
         LoadSettings(device="cpu", dtype="float16"),
     ):
         assert chosen(settings) == "torch"
-    for settings in (LoadSettings(backend="torch", activations="int8"), LoadSettings(device="cuda", activations="int8")):
+    for settings in (
+        LoadSettings(backend="torch", activations="int8"),
+        LoadSettings(device="cuda", activations="int8"),
+    ):
         with pytest.raises(InputError, match="activations"):
             chosen(settings)
-    for wrong, said in (({"device": "cuda"}, "CPU"), ({"dtype": "bfloat16"}, "dtype")):
-        for asked in ({"backend": "native"}, {"quantize": "q8"}):
+    for asked in (LoadSettings(backend="native"), LoadSettings(quantize="q8")):
+        for settings, said in ((replace(asked, device="cuda"), "CPU"), (replace(asked, dtype="bfloat16"), "dtype")):
             with pytest.raises(InputError, match=said):
-                chosen(LoadSettings(**wrong | asked))
+                chosen(settings)
 
 
 @pytest.mark.parametrize("lack", ["compiler", "AVX2"])

@@ -1,5 +1,5 @@
-"""The native forward against a float64 network on the very weights that the kernels have; and a row's bits, which do not
-depend on the rows beside it. Both builds of the kernels."""
+"""The native forward against a float64 network on the very weights that the kernels have; and a row's bits, which do
+not depend on the rows beside it. Both builds of the kernels."""
 
 import random
 from collections.abc import Callable
@@ -77,9 +77,10 @@ def shape_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.fixture
-def get(build: str, native_cache: Path, shape_folder: Callable[[str], Path]) -> Get:
+def get(build: str, native_cache: Path, shape_folder: Callable[[str], Path]) -> Get:  # noqa: ARG001
     def load(shape: str, **settings: Any) -> LanguageModel:
-        return load_native(shape_folder(shape), native_cache, **{"quantize": "q8"} | settings)
+        chosen: dict[str, Any] = {"quantize": "q8", **settings}
+        return load_native(shape_folder(shape), native_cache, **chosen)
 
     return load
 
@@ -136,7 +137,9 @@ def test_logits_are_near_a_naive_forward(
 def test_8_bit_activations_are_near_enough(shape: str, get: Get, shape_folder: Callable[[str], Path]) -> None:
     network = oracle(shape_folder(shape), "q4")
     exact, quick = (forward_of(get(shape, quantize="q4", activations=kind)) for kind in ("int16", "int8"))
-    ours = [run(each, each.cache.open(), make_block(0, PREFIXES[1], reads_all=True)).logits_WV for each in (exact, quick)]
+    ours = [
+        run(each, each.cache.open(), make_block(0, PREFIXES[1], reads_all=True)).logits_WV for each in (exact, quick)
+    ]
     expected = naive(network, PREFIXES[1])
     assert deviation(ours[0], expected) < NEAR < deviation(ours[1], expected) < 0.15
 
@@ -249,9 +252,11 @@ def test_what_layers_read(shape: str, get: Get, shape_folder: Callable[[str], Pa
     for node in NODES:
         text, row = ids + path_to(node), len(ids) + node
         with torch.inference_mode():
-            states = oracle(shape_folder(shape), "q8").model(
-                input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True
-            ).hidden_states
+            states = (
+                oracle(shape_folder(shape), "q8")
+                .model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+                .hidden_states
+            )
         # The last one is behind the last norm, as the output head reads it.
         for layer in layers:
             assert deviation(output.layers_qC[layer][row], states[layer][0, -1].numpy()) < NEAR

@@ -51,12 +51,13 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
 
 
 @pytest.fixture
-def get(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> Get:
+def get(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> Get:  # noqa: ARG001
     def load(shape: str, *, rank: int = 4, layers: tuple[int, ...] = (0, 1), **settings: Any):
         from stridelm.model.adapter import load_adapter
 
         folder, where = adapted(shape, rank, layers)
-        model = load_native(folder, native_cache, adapter=where, **{"quantize": "q8"} | settings)
+        chosen: dict[str, Any] = {"quantize": "q8", **settings}
+        model = load_native(folder, native_cache, adapter=where, **chosen)
         return forward_of(model), load_adapter(where), folder
 
     return load
@@ -208,7 +209,8 @@ def test_masks_are_those_of_the_torch_backend(gates: tuple[NativeGate, TorchGate
         assert deviation(ours.logits_WV, theirs.logits_WV.numpy()) < 2e-3
 
 
-def test_mask_rows_need_an_adapter(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> None:
+@pytest.mark.usefixtures("build")
+def test_mask_rows_need_an_adapter(native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> None:
     forward = forward_of(load_native(adapted("mistral")[0], native_cache, quantize="q8"))
     with pytest.raises(AssertionError, match="adapter"):
         outputs_of(forward, masks=1)

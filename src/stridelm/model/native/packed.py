@@ -66,8 +66,8 @@ def write(
     fill: Callable[[Writer, Path], dict[str, Any]],
     finish: Callable[[Path], None] = lambda working: None,
 ) -> None:
-    """Make a packed folder. `fill` adds what belongs into it and returns what the JSON file shall hold besides; `finish`
-    may add to that once it can be read. Others see all of it or nothing."""
+    """Make a packed folder. `fill` adds what belongs into it and returns what the JSON file shall hold besides;
+    `finish` may add to that once it can be read. Others see all of it or nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix=".working-", dir=folder.parent))

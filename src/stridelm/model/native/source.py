@@ -65,14 +65,14 @@ def head_size(config: Any) -> int:
 
 def check_fits(config: Any) -> None:
     """Refuse what the kernels do not do. `config` is transformers'."""
+    if config.model_type not in FAMILIES:  # first: others' settings may have other names
+        raise DoesNotFit(f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}")
     size = head_size(config)
     rotary = config.rope_parameters or {}
     kind = rotary.get("rope_type", "default")
     per_key_head = config.num_attention_heads // config.num_key_value_heads
     windows = {_window(config, layer) for layer in range(config.num_hidden_layers)}
     reasons = {
-        f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}": config.model_type
-        not in FAMILIES,
         f"has no {config.hidden_act} activation": config.hidden_act != "silu",
         f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
         f"takes {_HEADS_TOGETHER} query heads per key head at most, not {per_key_head}": per_key_head > _HEADS_TOGETHER,
