@@ -14,6 +14,9 @@ from hypothesis import settings
 from assembly import assembled
 from command_line import call as call
 from counting import Conversion, convert_counting
+from native import build as build
+from native import kernels as kernels
+from native import native_cache as native_cache
 from stridelm.api import LanguageModel
 from stridelm.decode.cost import Cost
 from stridelm.model.adapter import load_adapter

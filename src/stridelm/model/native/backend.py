@@ -9,7 +9,7 @@ from stridelm.contracts import Heads
 from stridelm.model import builtin
 from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.library import library
-from stridelm.model.native.packed import Packed, packed_folder, read
+from stridelm.model.native.packed import Packed, packed_folder, packing, read
 from stridelm.model.native.source import Source, find_source
 from stridelm.model.native.weights import make_weights
 from stridelm.model.preview import adapter_folder
@@ -90,8 +90,11 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     if found is None:
         from stridelm.model.native.pack import pack
 
-        pack(source, folder, lanes)
-        found = read(folder, lanes)
+        with packing(folder):
+            found = read(folder, lanes)
+            if found is None:
+                pack(source, folder, lanes)
+                found = read(folder, lanes)
         assert found is not None, "it was written a moment ago"
     return found, folder
 
@@ -106,8 +109,11 @@ def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
 
         adapter = load_adapter(folder)
         check_base(folder, adapter, model, packed.notes["fingerprint"])
-        pack_adapter(folder, adapter, packed, packed_to, lanes)
-        found = read(packed_to, lanes)
+        with packing(packed_to):
+            found = read(packed_to, lanes)
+            if found is None:
+                pack_adapter(folder, adapter, packed, packed_to, lanes)
+                found = read(packed_to, lanes)
         assert found is not None, "it was written a moment ago"
     return found
 

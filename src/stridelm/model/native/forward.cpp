@@ -129,9 +129,13 @@ struct Workspace {
     ensure(gated_scales, rows * padded(shape.inner) / kGroup);
     ensure(gated_sums, rows * padded(shape.inner) / kGroup);
     if (masks > 0) {
-      const Adapter& adapter = model.adapters[0];
-      low_stride = std::max({adapter.query_key_value.down.outputs(), adapter.attention_output.down.outputs(),
-                             adapter.gate_up.down.outputs(), adapter.down.down.outputs()});
+      low_stride = 0;  // an adapter may leave out parts in some layers
+      for (int64_t number = 0; number < shape.layers; number++) {
+        const Adapter& adapter = model.adapters[number];
+        low_stride = std::max({low_stride, adapter.query_key_value.down.outputs(),
+                               adapter.attention_output.down.outputs(), adapter.gate_up.down.outputs(),
+                               adapter.down.down.outputs()});
+      }
       ensure(added, masks * made_stride);
       ensure(mask_numbers, masks * input_stride);
       ensure(mask_scales, masks * input_stride / kGroup);
@@ -169,7 +173,13 @@ struct Workspace {
   }
 };
 
-// The sum of squares in one order, then x * weight / sqrt(mean + epsilon); zeros behind the last value, up to a group.
+// Zeros behind the last value, up to a group. The weights there are next to nothing, but what an earlier product or step
+// has left would count in the group's scale.
+void fill_up(float* values, int64_t size) {
+  for (int64_t i = size; i < padded(size); i++) values[i] = 0;
+}
+
+// The sum of squares in one order, then x * weight / sqrt(mean + epsilon).
 void normalise(const float* x, const float* weight, int64_t size, float epsilon, float* to) {
   Floats squares = zeros();
   int64_t i = 0;
@@ -178,7 +188,6 @@ void normalise(const float* x, const float* weight, int64_t size, float epsilon,
   for (; i < size; i++) sum = std::fma(x[i], x[i], sum);
   const float scale = 1.0f / std::sqrt(sum / static_cast<float>(size) + epsilon);
   for (i = 0; i < size; i++) to[i] = x[i] * scale * weight[i];
-  for (; i < padded(size); i++) to[i] = 0;
 }
 
 float log_sum(const float* x, int64_t size) {
@@ -297,7 +306,7 @@ class Forward {
     for (int64_t row = thread; row < step_.rows; row += threads) {
       if (number > 0) add_made(row);
       note(number, row, hidden(row));
-      normalise(hidden(row), layer.attention_norm, shape_.width, shape_.epsilon, input(row));
+      normalise_to(row, layer.attention_norm, row);
       quantise(row, work_.quantised(shape_.width), layer.query_key_value, low);
     }
     meet(threads);
@@ -321,7 +330,10 @@ class Forward {
     meet(threads);
     const int64_t attended = shape_.heads * shape_.head_size;
     low = low_rank(number, &Adapter::attention_output);
-    for (int64_t row = thread; row < step_.rows; row += threads) quantise(row, work_.quantised(attended), layer.attention_output, low);
+    for (int64_t row = thread; row < step_.rows; row += threads) {
+      fill_up(input(row), attended);
+      quantise(row, work_.quantised(attended), layer.attention_output, low);
+    }
     meet(threads);
     multiply_by(layer.attention_output, low, work_.quantised(attended), 1, thread, threads);
     meet(threads);
@@ -336,7 +348,7 @@ class Forward {
     const LowRank* low = low_rank(number, &Adapter::gate_up);
     for (int64_t row = thread; row < step_.rows; row += threads) {
       add_made(row);
-      normalise(hidden(row), layer.mlp_norm, shape_.width, shape_.epsilon, input(row));
+      normalise_to(row, layer.mlp_norm, row);
       quantise(row, work_.quantised(shape_.width), layer.gate_up, low);
     }
     meet(threads);
@@ -349,7 +361,7 @@ class Forward {
       add_low_rank(*low, share, thread);
     }
     low = low_rank(number, &Adapter::down);
-    for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer.down, low);
+    for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer, low);
     meet(threads);
     multiply_by(layer.down, low, work_.quantised_gated(shape_.inner), 1, thread, threads);
     meet(threads);
@@ -364,13 +376,13 @@ class Forward {
     for (int64_t row = thread; row < step_.rows; row += threads) {
       add_made(row);
       if (!notes(shape_.layers)) continue;
-      normalise(hidden(row), model_.last_norm, shape_.width, shape_.epsilon, input(row));
+      normalise_to(row, model_.last_norm, row);
       note(shape_.layers, row, input(row));
     }
     meet(threads);
     const Quantised x = work_.quantised(shape_.width);
     for (int64_t i = thread; i < step_.wanted; i += threads) {
-      normalise(hidden(step_.wanted_rows[i]), model_.last_norm, shape_.width, shape_.epsilon, input(i));
+      normalise_to(step_.wanted_rows[i], model_.last_norm, i);
       if (step_.hidden) std::memcpy(step_.hidden + i * shape_.width, input(i), shape_.width * sizeof(float));
     }
     meet(threads);
@@ -393,6 +405,11 @@ class Forward {
     for (int64_t i = 0; i < step_.reads; i++)
       if (step_.read_layers[i] == layer)
         std::memcpy(step_.read + (i * step_.rows + row) * shape_.width, values, shape_.width * sizeof(float));
+  }
+  // A row's hidden values as an input, in the place of a row.
+  void normalise_to(int64_t row, const float* weight, int64_t place) {
+    normalise(hidden(row), weight, shape_.width, shape_.epsilon, input(place));
+    fill_up(input(place), shape_.width);
   }
   void add_made(int64_t row) {
     float* to = hidden(row);
@@ -430,8 +447,10 @@ class Forward {
   // The second factors, added to what the masks' rows have: by each thread to what it has made itself, since what lies in
   // another core's cache takes longer to fetch than to compute.
   void add_low_rank(const LowRank& low, const Share& own, int thread) {
-    int64_t column = 0;
+    // Each part has a place of its own in `added`: threads do not wait for each other between two of them.
+    int64_t column = 0, panels_before = 0;
     for (int64_t number = 0; number < low.parts; number++) {
+      float* added = work_.added.data() + panels_before * kLanes;
       const Part& part = low.part[number];
       const int64_t rank = part.up.groups * kGroup;
       const Quantised x = work_.quantised_low(thread, masks(), rank);
@@ -442,13 +461,14 @@ class Forward {
         return std::clamp<int64_t>(panel, 0, part.up.panels);
       };
       const int64_t first = panel_at(std::max(own.first, part.first)), last = panel_at(std::max(own.last, part.first));
-      product(part.up, Activations::kInt16, first, last, x, 0, masks(), work_.added.data(), work_.made_stride);
+      product(part.up, Activations::kInt16, first, last, x, 0, masks(), added, work_.made_stride);
       for (int64_t row = 0; row < masks(); row++)
         for (int64_t panel = first; panel < last; panel++) {
           float* to = made(step_.real + row) + (part.first + panel * part.step) * kLanes;
-          store(to, add(load(to), load(work_.added.data() + row * work_.made_stride + panel * kLanes)));
+          store(to, add(load(to), load(added + row * work_.made_stride + panel * kLanes)));
         }
       column += rank;
+      panels_before += part.up.panels;
     }
   }
 
@@ -490,7 +510,7 @@ class Forward {
   }
 
   // silu(gate) * up on this thread's share, as the input of the product that comes next.
-  void gate(int64_t row, const Share& share, const Matrix& matrix, const LowRank* low) {
+  void gate(int64_t row, const Share& share, const Layer& layer, const LowRank* low) {
     const float* from = made(row);
     float* to = input(row);
     for (int64_t panel = share.first; panel < share.last; panel += 2) {
@@ -498,9 +518,10 @@ class Forward {
       const Floats silu = divide(x, add(every(1.0f), exponential(subtract(zeros(), x))));
       store(to + panel / 2 * kLanes, multiply(silu, up));
     }
+    if (share.last == layer.gate_up.panels) fill_up(to, shape_.inner);
     const int64_t per_group = 2 * kGroup / kLanes, groups = padded(shape_.inner) / kGroup;
     const int64_t last = std::min((share.last + per_group - 1) / per_group, groups);
-    quantise(row, work_.quantised_gated(shape_.inner), matrix, low, share.first / per_group, last);
+    quantise(row, work_.quantised_gated(shape_.inner), layer.down, low, share.first / per_group, last);
   }
 
   const Model& model_;

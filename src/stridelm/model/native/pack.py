@@ -17,7 +17,7 @@ from stridelm.model.native.drift import TEXT, measure_drift
 from stridelm.model.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
 from stridelm.model.native.packed import Writer, write
 from stridelm.model.native.rotary import frequencies
-from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits
+from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size
 from stridelm.model.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.model.support import check_config
 from stridelm.model.tokenizer import Tokenizer
@@ -51,8 +51,7 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
             **_own_masks(writer, source.name, config, weights, tokenizer),
         }
 
-    write(folder, lanes, fill)
-    measure_drift(folder, lanes, config, weights, tokenizer)
+    write(folder, lanes, fill, lambda working: measure_drift(working, lanes, config, weights, tokenizer))
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -92,15 +91,11 @@ def _shape(config: Any) -> dict[str, Any]:
         "width": config.hidden_size,
         "heads": config.num_attention_heads,
         "key_heads": config.num_key_value_heads,
-        "head_size": _head_size(config),
+        "head_size": head_size(config),
         "inner": config.intermediate_size,
         "window": _window(config),
         "epsilon": config.rms_norm_eps,
     }
-
-
-def _head_size(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _window(config: Any) -> int:
@@ -157,7 +152,7 @@ def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor]
     if "lm_head.weight" in weights and not config.tie_word_embeddings:
         writer.matrix(HEAD, read("lm_head.weight"))
     writer.vector(LAST_NORM, weights["model.norm.weight"].float().numpy())
-    writer.vector(FREQUENCIES, frequencies(_head_size(config), config.rope_parameters))
+    writer.vector(FREQUENCIES, frequencies(head_size(config), config.rope_parameters))
 
 
 def _joined(parts: list[Groups]) -> Groups:

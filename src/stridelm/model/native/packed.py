@@ -5,13 +5,15 @@
 Whatever is wrong with them shows before a kernel reads a byte: no offset leads out of the file.
 """
 
+import fcntl
 import hashlib
 import json
 import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +25,7 @@ from stridelm.model.native.groups import FOUR, GROUP, Groups, packed
 from stridelm.model.native.library import Matrix
 from stridelm.params import InputError
 
-VERSION = 1
+VERSION = 2
 """Rises when what is stored changes, so that what an older version packed is packed anew."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
@@ -58,8 +60,14 @@ def packed_folder(identity: tuple[object, ...]) -> Path:
     return cache_folder() / "packed" / key
 
 
-def write(folder: Path, lanes: int, fill: Callable[[Writer, Path], dict[str, Any]]) -> None:
-    """Make a packed folder. `fill` adds what belongs into it and returns what the JSON file shall hold besides."""
+def write(
+    folder: Path,
+    lanes: int,
+    fill: Callable[[Writer, Path], dict[str, Any]],
+    finish: Callable[[Path], None] = lambda working: None,
+) -> None:
+    """Make a packed folder. `fill` adds what belongs into it and returns what the JSON file shall hold besides;
+    `finish` may add to that once it can be read. Others see all of it or nothing."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix=".working-", dir=folder.parent))
@@ -69,16 +77,14 @@ def write(folder: Path, lanes: int, fill: Callable[[Writer, Path], dict[str, Any
                 notes = fill(writer, working)
             content = {"version": VERSION, "lanes": lanes, "entries": writer.entries, **notes}
             (working / ENTRIES).write_text(json.dumps(content))
-            if folder.exists():  # damaged, or made by somebody else meanwhile: either way this one is whole
+            finish(working)
+            if folder.exists():  # damaged: who packs holds the lock, and has looked
                 shutil.rmtree(folder, ignore_errors=True)
             os.replace(working, folder)
         finally:
             shutil.rmtree(working, ignore_errors=True)
     except OSError as error:
-        raise InputError(
-            f"{folder.parent}: packed weights cannot be stored there ({error.strerror or error}): make room, set "
-            "XDG_CACHE_HOME to another folder, or use --backend torch"
-        ) from error
+        raise InputError(_cannot_store(folder, error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,26 @@ class Packed:
         return self.memory[place["offset"] : place["offset"] + 4 * place["values"]].view(np.float32)
 
 
+@contextmanager
+def packing(folder: Path) -> Iterator[None]:
+    """One process at a time: a second one waits, and then finds what the first has made."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = (folder.parent / f"{folder.name}.lock").open("w")
+    except OSError as error:
+        raise InputError(_cannot_store(folder, error)) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cannot_store(folder: Path, error: OSError) -> str:
+    return (
+        f"{folder.parent}: packed weights cannot be stored there ({error.strerror or error}): make room, set "
+        "XDG_CACHE_HOME to another folder, or use --backend torch"
+    )
+
+
 def read(folder: Path, lanes: int) -> Packed | None:
     """None where there is none that is whole."""
     try:
@@ -114,7 +140,7 @@ def read(folder: Path, lanes: int) -> Packed | None:
         if notes["version"] != VERSION or notes["lanes"] != lanes:
             return None
         whole = all(_end(place, lanes) <= len(memory) for place in notes["entries"].values())
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return Packed(notes, memory) if whole else None
 

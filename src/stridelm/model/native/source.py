@@ -58,18 +58,23 @@ def find_source(name: str, settings: LoadSettings) -> Source:
     return Source(name, from_hub(name), settings.quantize)
 
 
+def head_size(config: Any) -> int:
+    """Qwen2's configs, for one, may have no word of it."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def check_fits(config: Any) -> None:
     """Refuse what the kernels do not do. `config` is transformers'."""
-    head_size = config.head_dim or config.hidden_size // config.num_attention_heads
+    if config.model_type not in FAMILIES:  # first: others' settings may have other names
+        raise DoesNotFit(f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}")
+    size = head_size(config)
     rotary = config.rope_parameters or {}
     kind = rotary.get("rope_type", "default")
     per_key_head = config.num_attention_heads // config.num_key_value_heads
     windows = {_window(config, layer) for layer in range(config.num_hidden_layers)}
     reasons = {
-        f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}": config.model_type
-        not in FAMILIES,
         f"has no {config.hidden_act} activation": config.hidden_act != "silu",
-        f"takes heads of a multiple of 16 values, not {head_size}": head_size % 16 != 0,
+        f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
         f"takes {_HEADS_TOGETHER} query heads per key head at most, not {per_key_head}": per_key_head > _HEADS_TOGETHER,
         f"does not do rotary positions of type {kind}": kind not in KNOWN or "rope_theta" not in rotary,
         "does not do biases there": config.model_type != "qwen2" and _has_bias(config),

@@ -1,0 +1,120 @@
+"""The native backend for tests: both builds of the kernels, and tiny models packed in a folder of their own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stridelm
+from stridelm.api import LanguageModel
+from stridelm.model.builtin import cache_folder
+from stridelm.model.compiler import CannotCompile, compiled
+from stridelm.model.native import library as library_module
+from stridelm.model.native.forward import NativeForward
+from stridelm.model.native.groups import EIGHT, FOUR, quantised
+from stridelm.model.native.library import FLAGS, LINK_FLAGS, bind, library
+from stridelm.settings import LoadSettings
+from tiny import plain_network
+
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+BUILDS = {"native": FLAGS, "avx2": tuple(each for flag in FLAGS for each in (AVX2 if "march" in flag else (flag,)))}
+"""For this processor, and for one that has nothing beyond AVX2: 16 and 8 lanes, where this one has AVX-512."""
+
+
+def skip_without_kernels() -> None:
+    try:
+        library()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def built(build: str) -> Iterator[None]:
+    """Within, the backend runs this build. Models that were loaded here must not run outside."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library_module, "FLAGS", BUILDS[build])
+        library.cache_clear()
+        try:
+            yield
+        finally:
+            library.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def native_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder for packed models; what is compiled lies where it always does, and is not compiled again."""
+    skip_without_kernels()
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "stridelm" / "models").mkdir(parents=True)
+    (folder / "stridelm" / "models" / "native").symlink_to(cache_folder() / "native")
+    return folder
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest, native_cache: Path) -> Iterator[str]:  # noqa: ARG001  # skips
+    with built(request.param):
+        yield request.param
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def kernels(request: pytest.FixtureRequest) -> Any:
+    """The C interface of either build."""
+    skip_without_kernels()
+    return bind(compiled("forward.cpp", BUILDS[request.param], LINK_FLAGS))
+
+
+@contextmanager
+def cache_at(folder: Path) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "XDG_CACHE_HOME", str(folder))
+        yield
+
+
+def load_native(
+    model: Path | str,
+    cache: Path,
+    *,
+    adapter: Path | None = None,
+    draft_model: Path | None = None,
+    heads: Path | None = None,
+    **settings: Any,
+) -> LanguageModel:
+    chosen = LoadSettings(**{"backend": "native", "cache_tokens": 2048, "threads": 1} | settings)
+    with cache_at(cache):
+        return stridelm.load(str(model), adapter=adapter, draft_model=draft_model, heads=heads, settings=chosen)
+
+
+def forward_of(model: LanguageModel) -> NativeForward:
+    assert isinstance(model.parts.forward, NativeForward)
+    return model.parts.forward
+
+
+def rounded(weight: torch.Tensor, kind: int) -> torch.Tensor:
+    """A matrix as the kernels have it."""
+    return torch.from_numpy(quantised(weight.float().numpy(), kind).floats()[:, : weight.shape[1]])
+
+
+def rounded_network(folder: Path, quantize: str = "q8") -> Any:
+    """A float64 network on the very weights that the kernels have: what is left between the two is the rounding of
+    activations."""
+    source = plain_network(str(folder))
+    with torch.random.fork_rng():
+        network: Any = type(source)(source.config).eval().requires_grad_(False)
+    network.load_state_dict(source.state_dict())
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 2:
+            edge = name.startswith(("model.embed_tokens", "lm_head"))
+            parameter.copy_(rounded(parameter, EIGHT if edge or quantize == "q8" else FOUR))
+    network.set_attn_implementation("eager")
+    return network.double()
+
+
+def deviation(actual: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, relative to the largest of what is expected."""
+    assert np.isfinite(actual).all()
+    return float(np.abs(actual - expected).max() / np.abs(expected).max())

@@ -1,0 +1,152 @@
+"""Weights in groups: the numbers of GGUF blocks bit for bit, quantised ones as near as can be, and their packing."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Stored
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from stridelm.model.native.groups import EIGHT, FOUR, GROUP, Groups, from_blocks, in_turn, joined, packed, quantised
+
+KINDS = [Stored.Q4_0, Stored.Q4_1, Stored.Q8_0]
+FINITE = st.floats(-1e4, 1e4, width=32)
+MATRICES = arrays.arrays(
+    np.float32, st.tuples(st.integers(1, 9), st.integers(1, 70)), elements=FINITE, fill=st.just(0.0)
+)
+
+
+def random_weight(outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
+    """Groups of very different sizes, one of them all zeros, one with a single value."""
+    draw = np.random.default_rng([seed, outputs, inputs])
+    weight = draw.normal(size=(outputs, inputs)) * 10.0 ** draw.uniform(-4, 3, size=(outputs, 1))
+    weight[0, :GROUP] = 0
+    weight[-1, -GROUP:] = 0
+    weight[-1, -1] = 3.5
+    return weight.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 64), (33, 160), (2, 4096)])
+def test_blocks_are_taken_bit_for_bit(kind: Stored, outputs: int, inputs: int) -> None:
+    blocks = gguf.quantize(random_weight(outputs, inputs), kind)
+    groups = from_blocks(kind.name, blocks, inputs)
+    assert groups.kind == (EIGHT if kind == Stored.Q8_0 else FOUR)
+    assert np.array_equal(groups.floats(), gguf.dequantize(blocks, kind))
+
+
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS))
+def test_any_bytes_are_the_blocks_that_gguf_reads(seed: int, kind: Stored) -> None:
+    """Not only those that a quantiser writes: every nibble, -128, and scales of any size."""
+    draw = np.random.default_rng(seed)
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = draw.integers(0, 256, size=(5, 3 * size), dtype=np.uint8)
+    halves = draw.normal(size=(5, 3, 2)) * 10.0 ** draw.uniform(-4, 3, size=(5, 3, 2))
+    count = 4 if kind == Stored.Q4_1 else 2
+    blocks.reshape(5, 3, size)[..., :count] = halves.astype(np.float16).view(np.uint8)[..., :count]
+    ours, theirs = from_blocks(kind.name, blocks, 96).floats(), gguf.dequantize(blocks, kind)
+    assert np.array_equal(ours, theirs)
+
+
+@given(weight_OI=MATRICES)
+def test_8_bits_are_within_half_a_step(weight_OI: np.ndarray) -> None:
+    groups = quantised(weight_OI, EIGHT)
+    inputs = weight_OI.shape[1]
+    difference, filled = padded(groups.floats(), weight_OI)
+    largest = np.abs(filled).max(axis=-1, keepdims=True)
+    # Half a step, and what the scale loses in half precision: 2**-11 of it, times 127; below 2**-14 its own step.
+    assert (difference <= largest / 254 * (1 + 2**-10) + largest * 2**-11 + 127 * 2**-25).all()
+    assert not groups.floats()[:, inputs:].any()
+
+
+@given(weight_OI=MATRICES)
+def test_4_bits_are_within_half_a_step(weight_OI: np.ndarray) -> None:
+    groups = quantised(weight_OI, FOUR)
+    assert groups.minima_OG is not None
+    difference, filled = padded(groups.floats(), weight_OI)
+    low, high = filled.min(axis=-1, keepdims=True), filled.max(axis=-1, keepdims=True)
+    lost = (np.abs(low) + (high - low)) * 2**-11 + 16 * 2**-25
+    assert (difference <= (high - low) / 30 + 2 * lost).all()
+
+
+def padded(floats: np.ndarray, weight_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How far the groups are from a matrix that is filled up with zeros; and that one: O x G x 32."""
+    filled = np.zeros_like(floats)
+    filled[:, : weight_OI.shape[1]] = weight_OI
+    by_group = (len(filled), -1, GROUP)
+    return np.abs(floats - filled).reshape(by_group), filled.reshape(by_group)
+
+
+@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+def test_what_half_precision_cannot_hold_stays_finite(kind: int) -> None:
+    weight = np.zeros((3, 64), np.float32)
+    weight[0, 0], weight[1, :2], weight[2, 0] = 3e38, (1e9, -1e9), 1e-30
+    floats = quantised(weight, kind).floats()
+    assert np.isfinite(floats).all()
+    assert floats[0, 0] > 60000
+
+
+@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+def test_quantising_again_changes_little_or_nothing(kind: int) -> None:
+    """Whole numbers that already are on the grid are kept."""
+    draw = np.random.default_rng(0)
+    numbers = draw.integers(0, 16, size=(4, 64)) if kind == FOUR else draw.integers(-127, 128, size=(4, 64))
+    weight = numbers.astype(np.float32)
+    weight[:, 0::GROUP], weight[:, 1::GROUP] = (0, 15) if kind == FOUR else (127, -127)
+    assert np.array_equal(quantised(weight, kind).floats(), weight)
+
+
+def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> Groups:
+    """What packed bytes say, read as products.h describes them, number by number."""
+    count = panels.shape[1]
+    numbers = np.zeros((panels.shape[0] * lanes, count, GROUP), np.uint8 if kind == FOUR else np.int8)
+    scales, minima = (np.zeros((panels.shape[0] * lanes, count), np.float16) for _ in range(2))
+    for output in range(panels.shape[0] * lanes):
+        panel, lane = divmod(output, lanes)
+        for group in range(count):
+            held = panels[panel, group].tobytes()
+            for at in range(GROUP):
+                if kind == FOUR:
+                    word = int.from_bytes(held[4 * (at // 8 * lanes + lane) :][:4], "little")
+                    numbers[output, group, at] = word >> (at % 8 // 2 * 4 + at % 2 * 16) & 15
+                else:
+                    numbers[output, group, at] = np.int8(np.uint8(held[2 * (at // 2 * lanes + lane) + at % 2]))
+            behind = held[(16 if kind == FOUR else 32) * lanes :]
+            scales[output, group] = np.frombuffer(behind, np.float16)[lane]
+            if kind == FOUR:
+                minima[output, group] = np.frombuffer(behind, np.float16)[lanes + lane]
+    assert not scales[outputs:].any(), "what fills a panel is zero"
+    return Groups(numbers[:outputs], scales[:outputs], minima[:outputs] if kind == FOUR else None)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 40), (24, 96)])
+def test_packing_loses_nothing(outputs: int, inputs: int, kind: int, lanes: int) -> None:
+    groups = quantised(random_weight(outputs, max(inputs, GROUP))[:, :inputs], kind)
+    panels = packed(groups, lanes)
+    assert panels.shape == (-(-outputs // lanes), -(-inputs // GROUP), lanes * (20 if kind == FOUR else 34))
+    found = unpacked(panels, kind, lanes, outputs)
+    assert np.array_equal(found.numbers_OGX, groups.numbers_OGX)
+    assert np.array_equal(found.floats(), groups.floats())
+
+
+@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+def test_matrices_one_behind_the_other(kind: int) -> None:
+    parts = [quantised(random_weight(outputs, 64, seed=outputs), kind) for outputs in (16, 5, 3)]
+    whole = joined(parts)
+    assert whole.kind == kind and whole.outputs == 24
+    assert np.array_equal(whole.floats(), np.concatenate([part.floats() for part in parts]))
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+@pytest.mark.parametrize("outputs", [16, 20, 48])
+def test_matrices_in_turn(outputs: int, kind: int, lanes: int) -> None:
+    gate, up = (quantised(random_weight(outputs, 64, seed=seed), kind) for seed in (1, 2))
+    floats = in_turn(gate, up, lanes).floats().reshape(-1, 2, lanes, 64)
+    for place, part in enumerate((gate, up)):
+        found = floats[:, place].reshape(-1, 64)
+        assert np.array_equal(found[:outputs], part.floats())
+        assert not found[outputs:].any()
