@@ -28,7 +28,7 @@ from stridelm.types import ROOT, DraftTree
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _SEQUENCES = 8
 """Of the step that shows what further sequences cost: with two, their cost would drown in the noise."""
-_MASKS = (6, 30)
+_MASKS = (2, 8)
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
 """Seconds to spend on measuring."""

@@ -17,7 +17,7 @@ from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import DepthRates, Pace, Rest, Trial, Use
+from stridelm.decode.rates import Around, DepthRates, Pace, PlainClock, Referee, Rest, Trial, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -27,6 +27,21 @@ from stridelm.verify import follow
 
 _MOST_ANCHORS = 8
 """Chains of masks that the cache sets rows aside for."""
+
+
+@dataclass(slots=True)
+class _Began:
+    """A step of one sequence, to be timed from plan to plan."""
+
+    started: float
+    written: int
+    """Tokens of the text then."""
+    took_one: bool
+    """Without drafts and plans."""
+    drafting: float = 0.0
+    """Seconds that masks took to draft."""
+    is_plain: bool = True
+    """Whether a single row was run."""
 
 
 @dataclass(slots=True)
@@ -43,6 +58,9 @@ class _State:
     rows: int = 1
     """Of its latest block."""
     rest: Rest = field(default_factory=Rest)
+    referee: Referee | None = None
+    began: _Began | None = None
+    """Its latest step, if it was alone in it."""
 
 
 class Planned:
@@ -74,11 +92,13 @@ class Planned:
         self.rates = DepthRates(self.longest)
         self.pace = Pace(cost(1))
         self.uses = [Use() for _ in drafters] if switches else []
+        self.plain = PlainClock()
+        self.around = Around()
         self.trials: dict[int, Trial] = {}
         """By size of batch, in powers of two. A sequence alone needs none: the cost curve is its own."""
         self._switches = switches
         self._trial: Trial | None = None
-        self._started = 0.0
+        self._started = self._forward_seconds = 0.0
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
         self._level_seconds = 0.0
@@ -104,7 +124,9 @@ class Planned:
             total += len(block) - state.rows
             state.rows = len(block)
             self.plans[len(block.tree), len(block.mask_anchors), block.masks] += 1
-            state.rest.planned(bool(block.tree) or bool(block.mask_anchors))
+            state.rest.planned(len(block) > block.pending)
+            if state.began is not None:
+                state.began.is_plain = len(block) == 1
             blocks.append(block)
         if not takes_one:
             self.pace.planned(time.perf_counter() - started)
@@ -122,7 +144,25 @@ class Planned:
 
     def _rests(self, ready: list[Sequence]) -> bool:
         """Whether a sequence alone goes without drafts and plans for a step: where nothing pays, looking does not."""
-        return self._switches and len(ready) == 1 and self._state(ready[0]).rest.goes_on()
+        if not self._switches or len(ready) != 1:
+            return False
+        (sequence,) = ready
+        state, written = self._state(sequence), len(sequence.tokens)
+        state.referee = state.referee or Referee(self.plain)
+        if state.began is not None:
+            self._clock(state, state.began, written)
+        took_one = state.referee.takes_one() or state.rest.goes_on()
+        # A step that reads a prompt, too, says nothing of how fast answers are written.
+        state.began = _Began(self._started, written, took_one) if sequence.allowance == 1 else None
+        return took_one
+
+    def _clock(self, state: _State, began: _Began, written: int) -> None:
+        """A step is over: what it took, from plan to plan."""
+        assert state.referee is not None
+        seconds = self._started - began.started
+        state.referee.stepped(began.took_one, written - began.written, seconds)
+        if began.took_one or not began.is_plain:
+            self.around.took(began.took_one, seconds - self._forward_seconds - began.drafting)
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
@@ -164,10 +204,12 @@ class Planned:
             state = self._states[sequence]
             state.mask_tree = tree
             state.proposed.append(tree)
-        levels = self.masks.levels - levels
+        levels, seconds = self.masks.levels - levels, time.perf_counter() - started
         if levels:
-            per_level = (time.perf_counter() - started) / levels
-            self._level_seconds += 0.1 * (per_level - self._level_seconds)
+            self._level_seconds += 0.1 * (seconds / levels - self._level_seconds)
+        for sequence in sequences:
+            if (began := self._states[sequence].began) is not None:
+                began.drafting = seconds
 
     def _floor(self) -> float:
         """Nodes less likely to stand than this do not pay for their row and for being drafted."""
@@ -181,6 +223,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds += cost.sequence * (sequences - 1)
+        seconds[pending + 1 :] += self.around.difference
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
         row_seconds = [float(each) + self._level_seconds for each in row_seconds]
@@ -210,6 +253,7 @@ class Planned:
         masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
         context = sum(block.start for block in blocks) // len(blocks)
         seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
+        self._forward_seconds = seconds
         tokens = sum(len(commit.tokens) for commit in commits)
         self.pace.stepped(tokens, seconds, commit_seconds)
         # Steps that read prompts say nothing of how fast answers are written.

@@ -1,6 +1,7 @@
 """Running estimates that the planner steers by: acceptance by depth of mask, the pace, what drafters bring."""
 
 import statistics
+from collections import deque
 
 _PRIOR = 0.7
 _PRIOR_WEIGHT = 6.0
@@ -15,6 +16,14 @@ _HOLDS, _LONGEST = 256, 1024
 """Steps for which its outcome holds; twice as long each time in a row that one token at a time has won."""
 _PATIENCE, _LONGEST_REST = 3, 24
 """Plans in a row that do not pay before a text rests, and the most steps that it does."""
+_FIRST_TRIAL, _LATER_TRIAL, _FIRST_HOLD = 12, 6, 40
+"""Steps of a text's first trial and of later ones; steps for which plain decoding holds when it has won."""
+_CLEARLY_SLOWER, _WORTH_IT = 0.85, 1.0
+"""A trial ends at once when it goes so badly, and is lost if it has gained less than that: the clock is not finer."""
+_PLAIN_STEPS, _FEW, _STALE = 24, 4, 96
+"""Plain steps that are remembered; how many are enough to judge by; after so many others, one is taken anew."""
+_JUMP = 0.002
+"""Seconds."""
 _PROBE = 40
 """A drafter that does not pay is asked again after so many steps."""
 
@@ -117,6 +126,92 @@ class Rest:
         """A plan was made; whether it was to do anything but take one token."""
         self._in_vain = 0 if pays else self._in_vain + 1
         self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
+
+
+class Around:
+    """What steps take beyond what the cost curve says of their forward: plain ones, and those with drafts or masks. The
+    difference is a price of drafting that no curve knows."""
+
+    def __init__(self) -> None:
+        self._plain: float | None = None
+        self._planned: float | None = None
+
+    def took(self, is_plain: bool, seconds: float) -> None:
+        if is_plain:
+            self._plain = _nearer(self._plain, seconds)
+        else:
+            self._planned = _nearer(self._planned, seconds)
+
+    @property
+    def difference(self) -> float:
+        if self._plain is None or self._planned is None:
+            return 0.0
+        return max(0.0, self._planned - self._plain)
+
+
+def _nearer(known: float | None, seen: float) -> float:
+    """A running estimate, which a step that was held up by others hardly moves."""
+    return seen if known is None else known + 0.1 * max(-_JUMP, min(_JUMP, seen - known))
+
+
+class PlainClock:
+    """How long a token takes one at a time, over all texts, by the clock."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_PLAIN_STEPS)
+
+    def took(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._seconds) >= _FEW
+
+    @property
+    def pace(self) -> float:
+        """Tokens per second."""
+        return 1 / statistics.median(self._seconds)
+
+
+class Referee:
+    """Whether several tokens at a time pay on one text, by the clock: plans are made from a cost curve, and what drafts
+    cost beside the forward is not in it. If they do not, the text is written plainly for a while, twice as long each
+    time; then a few steps show whether it has become easier."""
+
+    def __init__(self, plain: PlainClock) -> None:
+        self._plain = plain
+        self._planned: list[tuple[int, float]] = []
+        """Tokens and seconds of the steps of the trial at hand."""
+        self._length = _FIRST_TRIAL
+        self._holds = _FIRST_HOLD
+        self._left = 0
+        self._since_plain = 0
+
+    def takes_one(self) -> bool:
+        """Asked before every step: whether to take one token in it, without drafts and plans."""
+        self._since_plain += 1
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return not self._plain.is_known or self._since_plain > _STALE
+
+    def stepped(self, took_one: bool, tokens: int, seconds: float) -> None:
+        if took_one:
+            self._since_plain = 0
+            self._plain.took(seconds)
+            return
+        self._planned.append((tokens, seconds))
+        if len(self._planned) < _FEW or not self._plain.is_known:
+            return
+        gain = _pace_of(self._planned) / self._plain.pace
+        if len(self._planned) < self._length and gain > _CLEARLY_SLOWER:
+            return
+        if gain < _WORTH_IT:
+            self._left, self._holds = self._holds, 2 * self._holds
+            self._length = _LATER_TRIAL
+        else:
+            self._holds, self._length = _FIRST_HOLD, _FIRST_TRIAL
+        self._planned = []
 
 
 class Trial:
