@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm import arrays
 from stridelm.contracts import Forward, Gate, Heads
 from stridelm.model.kv_cache import KVCache, Table
 from stridelm.model.target import Draft, Parts
@@ -39,6 +40,9 @@ class NumpyGate:
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return by_torch(self.gate.score, hidden_XC)
+
+    def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return arrays.top(logits_V, count)
 
 
 class NumpyHeads:

@@ -7,6 +7,7 @@ stay where they are, on a GPU perhaps. What both kinds write alike (`x[rows]`, `
 Shape letters: W rows, V vocabulary, N some of it, X rows of N.
 """
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
@@ -18,9 +19,9 @@ _LOOKED_AT = (1e-3, 1e-5, 0.0)
 """Probabilities from which on tokens are sorted, one after the other, until those before make up what is asked for:
 sorting a vocabulary takes longer than a forward of a small model."""
 _ROUNDING = 1e-6
-
-
 _NEAR = 10.0
+"""How far below the best logit the likeliest some dozens lie, as a rule."""
+_FEW = 16
 
 
 def float32(x: Array) -> Array:
@@ -201,6 +202,23 @@ def least_of_top(x_V: Array, count: int) -> Array:
     if not isinstance(x_V, np.ndarray):
         return x_V.topk(count).values[-1]
     return np.partition(x_V, len(x_V) - count)[len(x_V) - count]
+
+
+def best_shares(x_XN: Array, count: int) -> list[list[tuple[int, float]]]:
+    """Of every row's softmax, the places of the so many largest, best first, and these."""
+    if not isinstance(x_XN, np.ndarray) or x_XN.shape[1] > _FEW:
+        places_XB, shares_XB = best(softmax(x_XN), count)
+        return [list(zip(*each, strict=True)) for each in zip(places_XB.tolist(), shares_XB.tolist(), strict=True)]
+    # Of a few numbers, lists are through before numpy has begun.
+    return [_best_share(row, count) for row in x_XN.tolist()]
+
+
+def _best_share(row: list[float], count: int) -> list[tuple[int, float]]:
+    order = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:count]
+    most = row[order[0]]
+    weights = [math.exp(each - most) if each > -math.inf else 0.0 for each in row]
+    total = sum(weights)
+    return [(place, weights[place] / total) for place in order]
 
 
 def best(x_XN: Array, count: int) -> tuple[Array, Array]:

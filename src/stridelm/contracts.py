@@ -60,6 +60,10 @@ class Gate(Protocol):
         """The logits of masks that were deferred, in float32."""
         ...
 
+    def top(self, logits_V: Array, count: int) -> tuple[Array, Array]:
+        """The so many likeliest tokens, in any order, and their logits."""
+        ...
+
 
 class Heads(Protocol):
     """Prediction heads on what the output head reads. Shape letters: X rows, H heads, C model width."""

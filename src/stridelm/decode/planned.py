@@ -98,6 +98,7 @@ class Planned:
         """By size of batch, in powers of two. A sequence alone needs none: the cost curve is its own."""
         self._switches = switches
         self._trial: Trial | None = None
+        self._is_resting = False
         self._started = self._forward_seconds = 0.0
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
@@ -110,7 +111,10 @@ class Planned:
         self._trial = None
         if self._switches and len(ready) > 1:
             self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
-        takes_one = self._trial.takes_one() if self._trial is not None else self._rests(ready)
+        self._is_resting = self._rests(ready)
+        if self._is_resting:
+            return self._plain_blocks(sequences)
+        takes_one = self._trial is not None and self._trial.takes_one()
         trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
@@ -144,7 +148,7 @@ class Planned:
 
     def _rests(self, ready: list[Sequence]) -> bool:
         """Whether a sequence alone goes without drafts and plans for a step: where nothing pays, looking does not."""
-        if not self._switches or len(ready) != 1:
+        if not self._switches or self._trial is not None or len(ready) != 1:
             return False
         (sequence,) = ready
         state, written = self._state(sequence), len(sequence.tokens)
@@ -163,6 +167,11 @@ class Planned:
         state.referee.stepped(began.took_one, written - began.written, seconds)
         if began.took_one or not began.is_plain:
             self.around.took(began.took_one, seconds - self._forward_seconds - began.drafting)
+
+    def _plain_blocks(self, sequences: list[Sequence]) -> list[Block]:
+        """As one token at a time has them: beside these, nothing is done in such a step."""
+        self._draft_nothing(sequences)
+        return [next_block(sequence, layers=self.layers) for sequence in sequences]
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
@@ -242,6 +251,9 @@ class Planned:
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
         started = time.perf_counter()
         commits = decide_all(sequences, blocks, outputs, self.tolerance)
+        if self._is_resting:
+            self._forward_seconds = self.cost(sum(map(len, blocks)), context=blocks[0].start)
+            return commits
         for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
             if commit.tokens:
                 self._learn(sequence, commit)
@@ -286,7 +298,7 @@ class Planned:
             rows = block.mask_outputs(path[nearest])
             hidden_DC = output.hidden_WC[rows]
             logits_DV = self.masks.gate.score(hidden_DC) if block.defers_masks else output.logits_WV[rows]
-            state.chain = Chain(logits_DV, hidden_DC)
+            state.chain = Chain(logits_DV, hidden_DC, top=self.masks.gate.top)
             self.masks.advance(state.chain, list(commit.tokens[nearest:]))
         elif state.chain is not None:
             self.masks.advance(state.chain, [sequence.tokens[-1], *commit.tokens])

@@ -8,6 +8,7 @@ Shape letters: D places of a chain, V vocabulary, C model width, N candidates, X
 S state of the sequential head.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,8 @@ class Chain:
     """The sequential head's, after it has read what took these places."""
     candidates: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     """Depth -> likeliest tokens and their logits; found when they are needed."""
+    top: Callable[[Array, int], tuple[Array, Array]] = arrays.top
+    """What finds these: a backend may have something quicker."""
     states: dict[tuple[int, ...], Array | None] = field(default_factory=dict)
     """Tokens read since the latest look -> the sequential head's state behind them, of what was drafted."""
 
@@ -40,17 +43,17 @@ class Chain:
     def left(self) -> int:
         return len(self.hidden_DC) - self.used
 
-    def at(self, level: int) -> tuple[Array, Array]:
-        """The likeliest tokens, and their logits, so many places on."""
+    def at(self, level: int, count: int) -> tuple[Array, Array]:
+        """So many of the likeliest tokens, always as many for one chain, and their logits, so many places on."""
         depth = self.used + level
         if depth not in self.candidates:
             logits_V = self.logits_DV[depth]
-            self.candidates[depth] = arrays.top(logits_V, min(CANDIDATES, len(logits_V)))
+            self.candidates[depth] = self.top(logits_V, min(count, len(logits_V)))
         return self.candidates[depth]
 
-    def allowed_at(self, level: int, allowed_V: np.ndarray) -> tuple[Array, Array]:
+    def allowed_at(self, level: int, count: int, allowed_V: np.ndarray) -> tuple[Array, Array]:
         """Those of them that a grammar allows; if it allows none, the likeliest of all that it does allow."""
-        tokens_N, logits_N = self.at(level)
+        tokens_N, logits_N = self.at(level, count)
         kept_N = arrays.placed(allowed_V, tokens_N)[tokens_N]
         if kept_N.any():
             return tokens_N[kept_N], logits_N[kept_N]
@@ -136,16 +139,22 @@ class TreeGrower:
     ) -> list[list[tuple[int, float]]]:
         """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
         if sequence.grammar is None:
-            return self._likeliest(*self._moved(chain.at(level), len(texts), moved_XC), sequence, texts)
+            candidates = chain.at(level, self._count(sequence))
+            return self._likeliest(*self._moved(candidates, len(texts), moved_XC), sequence, texts)
         choices: list[list[tuple[int, float]]] = []
         for number, text in enumerate(texts):  # each has candidates of its own
-            candidates = chain.allowed_at(level, sequence.grammar.allowed(text[sequence.prompt_length :]))
+            allowed_V = sequence.grammar.allowed(text[sequence.prompt_length :])
+            candidates = chain.allowed_at(level, self._count(sequence), allowed_V)
             moved_1C = None if moved_XC is None else moved_XC[number : number + 1]
             if len(candidates[0]):
                 choices += self._likeliest(*self._moved(candidates, 1, moved_1C), sequence, [text])
             else:
                 choices.append([])
         return choices
+
+    def _count(self, sequence: Sequence) -> int:
+        """Candidates: noise lifts tokens that are further down, the sequential head alone moves none that far."""
+        return max(self.branches, CANDIDATES // 4) if sequence.is_plain_greedy else CANDIDATES
 
     def _moved(self, candidates: tuple[Array, Array], count: int, moved_XC: Array | None) -> tuple[Array, Array]:
         """Candidates, and their logits behind so many texts, by what the sequential head says of each."""
@@ -165,11 +174,9 @@ class TreeGrower:
                 for logits_N, text in zip(logits_XN, texts, strict=True)
             ]
             logits_XN = arrays.stack(scores)
-        places, shares = arrays.best(arrays.softmax(logits_XN), min(self.branches, len(tokens_N)))
-        return [
-            list(zip(tokens, scores, strict=True))
-            for tokens, scores in zip(tokens_N[places].tolist(), shares.tolist(), strict=True)
-        ]
+        tokens = tokens_N.tolist()
+        best = arrays.best_shares(logits_XN, min(self.branches, len(tokens)))
+        return [[(tokens[place], share) for place, share in each] for each in best]
 
     def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:
         """The few of each sequence that go on, in an order of their own: that of the sequences."""

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from stridelm import arrays
 from stridelm.model.adapter import Adapter
 from stridelm.model.few_rows import LowRankSum
 from stridelm.model.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
@@ -106,6 +107,9 @@ class TorchGate:
             return logits + more
         # What is added lies before the cap (Gemma 2).
         return cap * torch.tanh(torch.atanh((logits / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + more / cap)
+
+    def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return arrays.top(logits_V, count)
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""

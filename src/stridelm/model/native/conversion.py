@@ -9,7 +9,7 @@ import torch
 
 from stridelm.model.adapter import Adapter
 from stridelm.model.native.gate import READ, READ_BIAS, WRITE
-from stridelm.model.native.groups import EIGHT, GROUP, quantised
+from stridelm.model.native.groups import FOUR, GROUP, quantised
 from stridelm.model.native.packed import Packed, Writer, write
 from stridelm.model.native.source import DoesNotFit
 from stridelm.model.native.weights import MASK_EMBEDDING
@@ -74,15 +74,15 @@ def _write_slot(writer: Writer, name: str, factors: list[tuple[torch.Tensor, tor
         filled = np.zeros((-(-down_RI.shape[0] // GROUP) * GROUP, down_RI.shape[1]), np.float32)
         filled[: down_RI.shape[0]] = down_RI.float().numpy()
         downs.append(filled)
-    writer.matrix(f"{name}.low", quantised(np.concatenate(downs), EIGHT))
+    writer.matrix(f"{name}.low", quantised(np.concatenate(downs), FOUR))
     for place, (_, up_OR) in enumerate(factors):
-        writer.matrix(f"{name}.up{place}", quantised(up_OR.float().numpy(), EIGHT))
+        writer.matrix(f"{name}.up{place}", quantised(up_OR.float().numpy(), FOUR))
 
 
 def _write_sequential_head(writer: Writer, adapter: Adapter) -> None:
     head = adapter.sequential_head()
     if head is not None:
         both = torch.cat([head.read.weight, head.carry.weight], dim=1)
-        writer.matrix(READ, quantised(both.numpy(), EIGHT))
+        writer.matrix(READ, quantised(both.numpy(), FOUR))
         writer.vector(READ_BIAS, head.read.bias.numpy())
-        writer.matrix(WRITE, quantised(head.write.weight.numpy(), EIGHT))
+        writer.matrix(WRITE, quantised(head.write.weight.numpy(), FOUR))

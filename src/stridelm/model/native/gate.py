@@ -48,8 +48,22 @@ class NativeGate:
     def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
         """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
         output."""
-        rows_NC = self._weights.unpack(self._weights.model.head, tokens_N)[:, : added.shape[-1]]
-        return logits + added @ rows_NC.T
+        assert 0 <= tokens_N.min() <= tokens_N.max() < self._weights.vocabulary, "no such token"
+        tokens_N = np.ascontiguousarray(tokens_N, np.int64)
+        head = self._weights.model.head
+        added_XC = np.zeros((added.size // added.shape[-1], head.groups * 32), np.float32)
+        added_XC[:, : added.shape[-1]] = added.reshape(len(added_XC), -1)
+        moved = np.array(logits, np.float32, order="C")
+        library().stride_add_scores(
+            head, address(tokens_N), len(tokens_N), address(added_XC), len(added_XC), address(moved)
+        )
+        return moved
+
+    def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The so many likeliest tokens, in any order, and their logits."""
+        places_N = np.empty(count, np.int64)
+        library().stride_top(address(logits_V), len(logits_V), count, address(places_N))
+        return places_N, logits_V[places_N]
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self._weights.score(hidden_XC)

@@ -100,8 +100,10 @@ def bind(made: Path) -> Any:
     bound.stride_product.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, c_int64, c_void_p]
     bound.stride_unpack.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
     bound.stride_read_chain.argtypes = [POINTER(Model), POINTER(Sequential), c_void_p, c_int64, *[c_void_p] * 5]
+    bound.stride_add_scores.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    bound.stride_top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
-    for name in ("free_workspace", "forward", "product", "read_chain", "unpack", "move"):
+    for name in ("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "unpack", "move"):
         getattr(bound, f"stride_{name}").restype = None
     return bound
 

@@ -25,7 +25,7 @@ from stridelm.model.native.groups import FOUR, GROUP, Groups, packed
 from stridelm.model.native.library import Matrix
 from stridelm.params import InputError
 
-VERSION = 2
+VERSION = 3
 """Rises when what is stored changes, so that what an older version packed is packed anew."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096

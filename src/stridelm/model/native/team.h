@@ -6,6 +6,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -45,7 +47,11 @@ class Team {
  public:
   // One for the process: two teams would take the cores from each other.
   static Team& instance() {
-    static Team* team = new Team;  // never destroyed: its threads sleep when the process ends
+    static Team* team = [] {
+      // A forked process has none of the threads: it starts its own.
+      pthread_atfork(nullptr, nullptr, [] { new (&instance()) Team; });
+      return new Team;  // never destroyed: its threads sleep when the process ends
+    }();
     return *team;
   }
 

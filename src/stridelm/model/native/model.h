@@ -1,0 +1,75 @@
+// What comes in through the C interface: the shapes, matrices and rows of a step (native/library.py has the same).
+#pragma once
+
+#include <cstdint>
+
+#include "products.h"
+
+namespace stride {
+
+struct Shape {
+  int64_t layers, width, heads, key_heads, head_size, inner, window, threads;
+  Activations activations;
+  float epsilon;
+};
+
+struct Layer {
+  Matrix query_key_value, attention_output, gate_up, down;
+  const float *attention_norm, *mlp_norm;
+  const float *bias, *query_norm, *key_norm;  // null where the family has none
+};
+
+// A low-rank part for mask rows: `down` of all parts that read the same input is one matrix, `up` one per part, whose
+// panels are added to every `step`-th panel of the product from `first` on.
+struct Part {
+  Matrix up;
+  int64_t first, step;
+};
+struct LowRank {
+  Matrix down;
+  int64_t parts;
+  Part part[3];
+};
+struct Adapter {
+  LowRank query_key_value, attention_output, gate_up, down;
+};
+
+struct Model {
+  Shape shape;
+  const Layer* layers;
+  const Adapter* adapters;  // per layer; null where there is none
+  Matrix embedding, head;
+  int64_t vocabulary;
+  const float* last_norm;
+  const float* frequencies;  // of the rotary positions: head_size / 2
+};
+
+// The recurrent cell that reads, at one depth of a chain, what a mask said and the token before it: what to add to the
+// mask's output, and the next state. `read` takes both, each of mean square one, and the state, side by side.
+struct Sequential {
+  Matrix read, write;
+  const float* bias;
+  int64_t size;
+};
+
+struct Step {
+  int64_t rows, real, sequences, wanted, scored, reads;
+  const int64_t* ids;         // per real row
+  const float* masks;         // embeddings of the rows from `real` on
+  const int32_t* positions;   // per row, as all that follow
+  const int32_t* sequence;    // which of the sequences it belongs to
+  const int32_t* place;       // its number among that sequence's rows of the step
+  const int32_t* parent;      // a row of the step, or -1
+  const int32_t* starts;      // per sequence, how many tokens are in the cache
+  const int32_t* blocks;      // the sequences' blocks, one table behind the other
+  const int32_t* tables;      // per sequence, where its table starts
+  const int32_t* wanted_rows;
+  const int32_t* scored_rows; // among the wanted
+  const int32_t* read_layers; // whose inputs are to be noted; their number stands for the output head's
+  float* logits;              // scored x head.panels x lanes
+  float* log_sums;            // per scored row, the logarithm of the sum of all e^logit
+  float* hidden;              // wanted x width, or null
+  float* read;                // reads x rows x width
+};
+
+}  // namespace stride
