@@ -127,7 +127,7 @@ def assert_engine_walks_alike(
 @pytest.fixture
 def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement chooses among the whole vocabulary."""
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 1000)
+    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 10000)
 
 
 @pytest.mark.usefixtures("all_candidates")

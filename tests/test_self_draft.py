@@ -139,7 +139,7 @@ def test_a_grown_tree_equals_choices_written_out(
     family: str, params: SamplingParams, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every node's token and score, its children being the likeliest; with fresh chains and with used ones."""
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 1000)  # as many as there are
+    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 10000)  # as many as there are
     size, family = (0, "llama") if family == "no head" else (8, family)
     checkpoint = load_tiny(tiny_folder(family))
     gate = attach(checkpoint.network, random_adapter(checkpoint, sequential_size=size))

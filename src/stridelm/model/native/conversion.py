@@ -1,4 +1,4 @@
-"""An adapter, packed for the kernels: its matrices in 8 bits. They are on mask rows only, and what masks say is
+"""An adapter, packed for the kernels: its matrices in 4 bits. They are on mask rows only, and what masks say is
 verified, so this changes no answer."""
 
 from pathlib import Path

@@ -46,7 +46,11 @@ def find_source(name: str, settings: LoadSettings) -> Source:
     path = Path(name)
     if name == builtin.NAME:
         folder = builtin.ensure_builtin()
-        return Source(name, folder if settings.quantize else folder / builtin.GGUF_NAME, settings.quantize)
+        if settings.quantize:
+            return Source(name, folder, settings.quantize)
+        if not (folder / builtin.GGUF_NAME).is_file():
+            raise DoesNotFit(f"finds no {builtin.GGUF_NAME} in {folder}: delete that folder, and it is made anew")
+        return Source(name, folder / builtin.GGUF_NAME, None)
     if path.suffix == ".gguf" and path.is_file():
         return Source(name, path, settings.quantize)
     if settings.quantize is None:
