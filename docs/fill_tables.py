@@ -14,10 +14,16 @@ from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
+from cpu_tables import cpu, cpu_ratios, drift, rows, start, threads  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-FILES = (ROOT / "docs" / "training.md", ROOT / "docs" / "decoding.md", ROOT / "README.md")
+FILES = (
+    ROOT / "docs" / "training.md",
+    ROOT / "docs" / "decoding.md",
+    ROOT / "docs" / "performance.md",
+    ROOT / "README.md",
+)
 
 
 def settings() -> str:
@@ -204,6 +210,7 @@ TABLES = {
     "failures": failures, "drafters": drafters,
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
+    "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
 }  # fmt: skip
 
 

@@ -27,8 +27,11 @@ class NativeTarget(Target):
 
     @property
     def description(self) -> str:
-        numbers = self.packed.notes["numbers"]
-        return f"{self.name} in {numbers} with {self.activations} activations on cpu, one token at a time"
+        numbers, divergence = self.packed.notes["numbers"], self.drift["divergence"]
+        return (
+            f"{self.name} in {numbers} with {self.activations} activations (KL {divergence:.0e} from float32) on cpu, "
+            "one token at a time"
+        )
 
     @property
     def is_verified_exactly(self) -> bool:
