@@ -65,7 +65,9 @@ def rows() -> str:
     widths = list(next(iter(content["seconds"].values())))
     lines = [f"| ms for so many rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
     for name, seconds in content["seconds"].items():
-        lines.append(f"| {name} | {' | '.join(f'{statistics.median(seconds[width]) * 1000:.1f}' for width in widths)} |")
+        lines.append(
+            f"| {name} | {' | '.join(f'{statistics.median(seconds[width]) * 1000:.1f}' for width in widths)} |"
+        )
     return "\n".join(lines)
 
 
