@@ -72,11 +72,27 @@ def rows() -> str:
 
 
 def threads() -> str:
-    content = _read("threads.json")
-    named = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
-    widths = list(next(iter(named.values())))
-    lines = [f"| ms for so many rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
-    lines += [f"| {name} | {' | '.join(f'{entry[width]:.1f}' for width in widths)} |" for name, entry in named.items()]
+    """By threads, on two machines."""
+    content = {name: _read(f"{name}.json") for name in ("threads", "threads-16-cores")}
+    widths = list(content["threads"]["int16, 1 threads"])
+    lines = [f"| cores | threads | ms for so many rows: {' | '.join(widths)} |", "|---|---|" + "---|" * len(widths)]
+    for entry in content.values():
+        for count in (1, 2, 4, 8, 16):
+            for activations in ("int16", "int8"):
+                times = entry.get(f"{activations}, {count} threads")
+                if times is not None:
+                    cells = " | ".join(f"{times[width]:.1f}" for width in widths)
+                    lines.append(f"| {entry['cores']} | {count}, {activations} | {cells} |")
+    return "\n".join(lines)
+
+
+def exact() -> str:
+    """Several tokens at a time against one, token for token."""
+    lines = ["| | prompts | tokens | forwards | answers that differ |", "|---|---|---|---|---|"]
+    for decoder in ("auto", "self"):
+        for name, entry in _read(f"exact-{decoder}.json").items():
+            numbers = (f"{entry[each]:,}" for each in ("prompts", "tokens", "forwards", "different"))
+            lines.append(f"| `{decoder}`, {name} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
-from cpu_tables import cpu, cpu_ratios, drift, rows, start, threads  # noqa: E402
+from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -211,6 +211,7 @@ TABLES = {
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
+    "exact": exact,
 }  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_without_a_compiler_torch_serves_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("stridelm.model.few_rows.shutil.which", lambda name: None)
+    monkeypatch.setattr("stridelm.model.compiler.shutil.which", lambda name: None)
     assert best_storage(torch.device("cpu"), torch.float32) is not PanelLinear
     assert "no C++ compiler" in caplog.text
 
@@ -99,7 +99,7 @@ def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert library() is not None
     (made,) = tmp_path.rglob("*.so")
     few_rows.library.cache_clear()
-    monkeypatch.setattr("stridelm.model.few_rows._run", lambda *command: pytest.fail("compiled again"))
+    monkeypatch.setattr("stridelm.model.compiler._run", lambda *command: pytest.fail("compiled again"))
     assert library() is not None
     assert list(made.parent.iterdir()) == [made]
 

@@ -18,8 +18,8 @@ _PATIENCE, _LONGEST_REST = 3, 24
 """Plans in a row that do not pay before a text rests, and the most steps that it does."""
 _FIRST_TRIAL, _LATER_TRIAL, _FIRST_HOLD = 12, 6, 40
 """Steps of a text's first trial and of later ones; steps for which plain decoding holds when it has won."""
-_CLEARLY_SLOWER, _WORTH_IT = 0.85, 1.0
-"""A trial ends at once when it goes so badly, and is lost if it has gained less than that: the clock is not finer."""
+_CLEARLY_SLOWER, _WORTH_IT = (0.75, 0.9), 1.0
+"""A trial ends at once when it goes so badly, in its first steps and later; it is lost if it gains less than that."""
 _PLAIN_STEPS, _FEW, _STALE = 24, 4, 96
 """Plain steps that are remembered; how many are enough to judge by; after so many others, one is taken anew."""
 _JUMP = 0.002
@@ -201,10 +201,11 @@ class Referee:
             self._plain.took(seconds)
             return
         self._planned.append((tokens, seconds))
-        if len(self._planned) < _FEW or not self._plain.is_known:
+        steps = len(self._planned)
+        if steps < 2 or not self._plain.is_known:
             return
         gain = _pace_of(self._planned) / self._plain.pace
-        if len(self._planned) < self._length and gain > _CLEARLY_SLOWER:
+        if steps < self._length and gain > _CLEARLY_SLOWER[steps >= _FEW]:
             return
         if gain < _WORTH_IT:
             self._left, self._holds = self._holds, 2 * self._holds
