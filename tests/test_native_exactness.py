@@ -48,7 +48,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.fixture(params=KINDS)
+# 4 bits with 16-bit rows are in the forward's own tests, too.
+@pytest.fixture(params=[pytest.param(kind, marks=pytest.mark.slow) if kind == "q4" else kind for kind in KINDS])
 def tiny_model(
     request: pytest.FixtureRequest,
     build: str,  # noqa: ARG001
