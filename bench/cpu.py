@@ -200,7 +200,7 @@ class Bench:
                 time.sleep(PAUSE)
                 try:
                     # The first is done twice, and counts the second time: threads are awake then.
-                    found = self.processes[name].time_rows((ROWS[0], *ROWS), CONTEXT)
+                    found = self.processes[name].time_rows([ROWS[0], *ROWS], CONTEXT)
                 except Absent as reason:
                     self.absent[f"{name}, rows"] = str(reason)
                     continue
