@@ -81,7 +81,7 @@ def test_tiny(setting: str, tiny_model: LanguageModel) -> None:
 
 def test_results_say_that_they_are_exact(tiny_model: LanguageModel) -> None:
     result = tiny_model.generate(PROMPTS[0], SamplingParams(max_tokens=8), raw=True, decoder="self")
-    assert result.exact and "activations on cpu" in result.exact_to
+    assert result.exact and "from float32) on cpu" in result.exact_to
 
 
 def test_plain_decoding_equals_a_loop_without_a_cache(tiny_model: LanguageModel) -> None:

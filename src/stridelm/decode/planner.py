@@ -77,15 +77,11 @@ def choose(tree: DraftTree, outlook: Outlook) -> Plan:
             ends_P[nodes], emitted = path, emitted + path
             ends_P[parent + 1] = max(0.0, ends_P[parent + 1] - path)
         base = emitted - outlook.rate * outlook.seconds[outlook.pending + nodes]
-        # The scores of siblings may come to more than one, and so may the places where the path may end.
-        ends = float(ends_P.sum())
-        if base + ends * most_to_come > best.worth:
-            plan = _anchored(tree.parents[:nodes], base, ends_P[: nodes + 1], left_P[: nodes + 1], fresh_M, outlook)
-            if plan.worth > best.worth:
-                best = plan
+        plan = _anchored(tree.parents[:nodes], base, ends_P[: nodes + 1], left_P[: nodes + 1], fresh_M, outlook)
+        if plan.worth > best.worth:
+            best = plan
         # No later plan takes less time, so none can be worth more than this.
-        to_come = sum(paths[nodes:])
-        if base + to_come + (ends + to_come) * most_to_come <= best.worth:
+        if base + sum(paths[nodes:]) + most_to_come <= best.worth:
             break
     return best
 
