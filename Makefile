@@ -30,13 +30,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready
 
-# Sums: there the converted model knows well what it is going to say.
+# Sums: there the converted model knows well what it is going to say. In float32, where a pass over several tokens costs
+# little more than one over one; the native backend's plain step leaves less to win (docs/performance.md).
 define DEMO_PROMPT
 A cinema has 14 rows of 22 seats. On Monday 195 of the seats were taken. How many were free? Show every step.
 endef
 
 demo: setup
-	$(BIN)/stridelm generate --race --max-tokens 160 "$(strip $(DEMO_PROMPT))"
+	$(BIN)/stridelm generate --race --backend torch --max-tokens 160 "$(strip $(DEMO_PROMPT))"
 
 picture: setup
 	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
