@@ -19,7 +19,7 @@ from stridelm.model.attention import Step, attend_rows, layer_window
 from stridelm.model.linear import StoredLinear
 
 _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
-_SLOTS = {
+SLOTS = {
     "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attention_output": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -87,7 +87,7 @@ class LlamaLayer(nn.Module):
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.key_heads = attention.k_proj.out_features // self.head_size
         self.query_key_value, self.attention_output, self.gate_up, self.down = (
-            storage([layer.get_submodule(name) for name in names]) for names in _SLOTS.values()
+            storage([layer.get_submodule(name) for name in names]) for names in SLOTS.values()
         )
         self.norm_before_attention = _Norm(layer.input_layernorm)
         self.norm_before_mlp = _Norm(layer.post_attention_layernorm)
@@ -124,7 +124,7 @@ class LlamaLayer(nn.Module):
 
 def _places(layer: Any) -> dict[str, tuple[str, int, int]]:
     places: dict[str, tuple[str, int, int]] = {}
-    for slot, names in _SLOTS.items():
+    for slot, names in SLOTS.items():
         first = 0
         for name in names:
             last = first + layer.get_submodule(name).out_features

@@ -9,10 +9,10 @@ from stridelm.contracts import Heads
 from stridelm.model import builtin
 from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.library import library
-from stridelm.model.native.packed import Packed, packed_folder, packing, read
+from stridelm.model.native.packed import Packed, file_identity, packed_folder, read_or_pack
 from stridelm.model.native.source import Source, find_source
 from stridelm.model.native.weights import make_weights
-from stridelm.model.preview import adapter_folder
+from stridelm.model.preview import adapter_folder, own_draft
 from stridelm.model.target import Draft, Parts, Target
 from stridelm.model.tokenizer import Tokenizer
 from stridelm.settings import LoadSettings
@@ -74,51 +74,42 @@ def load_parts(
         packed=packed,
         activations=settings.activations,
     )
-    is_builtin = model == builtin.NAME
-    own_draft, own_heads = (builtin.builtin_draft(), builtin.builtin_heads()) if is_builtin else (None, None)
+    with_it, own_heads = own_draft(model), builtin.builtin_heads() if model == builtin.NAME else None
     weights = make_weights(packed, conversion, settings.threads, settings.activations)
     return Parts(
         target,
         NativeForward(weights, settings.cache_tokens),
         None if draft_model is None else _draft(str(draft_model), target, settings),
         None if heads is None else _heads(Path(heads), target),
-        None if own_draft is None else cache(lambda: _draft(str(own_draft), target, settings)),
+        None if with_it is None else cache(lambda: _draft(str(with_it), target, settings)),
         None if own_heads is None else cache(lambda: _heads(own_heads, target)),
     )
 
 
 def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     folder = packed_folder((*source.identity, lanes))
-    found = read(folder, lanes)
-    if found is None:
+
+    def pack() -> None:
         from stridelm.model.native.pack import pack
 
-        with packing(folder):
-            found = read(folder, lanes)
-            if found is None:
-                pack(source, folder, lanes)
-                found = read(folder, lanes)
-        assert found is not None, "it was written a moment ago"
-    return found, folder
+        pack(source, folder, lanes)
+
+    return read_or_pack(folder, lanes, pack), folder
 
 
 def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
     """The packed form of an adapter."""
     packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
-    found = read(packed_to, lanes)
-    if found is None:
+
+    def pack() -> None:
         from stridelm.model.adapter import check_base, load_adapter
         from stridelm.model.native.conversion import pack_adapter
 
         adapter = load_adapter(folder)
         check_base(folder, adapter, model, packed.notes["fingerprint"])
-        with packing(packed_to):
-            found = read(packed_to, lanes)
-            if found is None:
-                pack_adapter(folder, adapter, packed, packed_to, lanes)
-                found = read(packed_to, lanes)
-        assert found is not None, "it was written a moment ago"
-    return found
+        pack_adapter(folder, adapter, packed, packed_to, lanes)
+
+    return read_or_pack(packed_to, lanes, pack)
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
@@ -127,13 +118,7 @@ def _identity(folder: Path) -> tuple[object, ...]:
         content = hashlib.sha256((folder / "adapter.json").read_bytes()).hexdigest()
     except OSError:
         return (str(folder),)  # loading it will tell what is wrong
-    shards = sorted(folder.glob("*.safetensors"))
-    return str(folder.resolve()), content, *((file.name, *_size_and_time(file)) for file in shards)
-
-
-def _size_and_time(file: Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns
+    return str(folder.resolve()), content, *map(file_identity, sorted(folder.glob("*.safetensors")))
 
 
 def _heads(folder: Path, target: Target) -> Heads:

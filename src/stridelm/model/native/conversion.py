@@ -8,19 +8,13 @@ import numpy as np
 import torch
 
 from stridelm.model.adapter import Adapter
+from stridelm.model.llama_layer import SLOTS
 from stridelm.model.native.gate import READ, READ_BIAS, WRITE
 from stridelm.model.native.groups import FOUR, GROUP, quantised
 from stridelm.model.native.packed import Packed, Writer, write
 from stridelm.model.native.source import DoesNotFit
 from stridelm.model.native.weights import MASK_EMBEDDING
 from stridelm.params import InputError
-
-_SLOTS = {
-    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
 
 
 def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
@@ -35,7 +29,7 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
 
     def fill(writer: Writer, _: Path) -> dict[str, Any]:
         for layer in range(shape["layers"]):
-            for slot, names in _SLOTS.items():
+            for slot, names in SLOTS.items():
                 targets = {place: f"model.layers.{layer}.{name}" for place, name in enumerate(names)}
                 used = {place: target for place, target in targets.items() if target in left}
                 left.difference_update(used.values())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.arrays import log_softmax
 from stridelm.layout import lay_out, make_block
 from stridelm.model.load import build_network
 from stridelm.model.native.forward import NativeForward
@@ -32,12 +33,6 @@ class Drift:
     """The largest difference of a logit."""
     agreement: float
     """The share of positions with the same likeliest token."""
-
-    def __str__(self) -> str:
-        return (
-            f"KL {self.divergence:.1e} nats from float32, logits within {self.largest:.1e}, the same likeliest token "
-            f"at {self.agreement:.1%} of positions"
-        )
 
 
 @torch.inference_mode()
@@ -64,14 +59,9 @@ def _logits(packed: Any, activations: str, ids: list[int]) -> np.ndarray:
 
 
 def _drift(expected_WV: np.ndarray, actual_WV: np.ndarray) -> Drift:
-    expected, actual = _log_softmax(expected_WV), _log_softmax(actual_WV)
+    expected, actual = log_softmax(expected_WV), log_softmax(actual_WV)
     return Drift(
         divergence=float((np.exp(expected) * (expected - actual)).sum(axis=-1).mean()),
         largest=float(np.abs(expected_WV - actual_WV).max()),
         agreement=float((expected_WV.argmax(axis=-1) == actual_WV.argmax(axis=-1)).mean()),
     )
-
-
-def _log_softmax(logits_WV: np.ndarray) -> np.ndarray:
-    shifted = logits_WV - logits_WV.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -140,12 +140,7 @@ class Forward {
       quantise(row, work_.quantised(shape_.width), layer.query_key_value, low);
     }
     meet(threads);
-    multiply_by(layer.query_key_value, low, work_.quantised(shape_.width), 1, thread, threads);
-    meet(threads);
-    if (low) {
-      add_low_rank(*low, Share(layer.query_key_value.panels, 1, thread, threads), thread);
-      meet(threads);
-    }
+    make(layer.query_key_value, low, work_.quantised(shape_.width), thread, threads);
     const Share heads(shape_.heads + 2 * shape_.key_heads, 1, thread, threads);
     for (int64_t row = 0; row < step_.rows; row++)
       for (int64_t head = heads.first; head < heads.last; head++) place_head(layer, number, row, head);
@@ -165,12 +160,7 @@ class Forward {
       quantise(row, work_.quantised(attended), layer.attention_output, low);
     }
     meet(threads);
-    multiply_by(layer.attention_output, low, work_.quantised(attended), 1, thread, threads);
-    meet(threads);
-    if (low) {
-      add_low_rank(*low, Share(layer.attention_output.panels, 1, thread, threads), thread);
-      meet(threads);
-    }
+    make(layer.attention_output, low, work_.quantised(attended), thread, threads);
   }
 
   void network(int64_t number, int thread, int threads) {
@@ -193,12 +183,7 @@ class Forward {
     low = low_rank(number, &Adapter::down);
     for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer, low);
     meet(threads);
-    multiply_by(layer.down, low, work_.quantised_gated(shape_.inner), 1, thread, threads);
-    meet(threads);
-    if (low) {
-      add_low_rank(*low, Share(layer.down.panels, 1, thread, threads), thread);
-      meet(threads);
-    }
+    make(layer.down, low, work_.quantised_gated(shape_.inner), thread, threads);
   }
 
   // The last norm and the output head, on wanted rows only.
@@ -268,6 +253,16 @@ class Forward {
     const Share part(low->down.panels, 1, thread, threads);
     product(low->down, Activations::kInt16, part.first, part.last, apart ? work_.quantised_masks(x.groups) : x,
             apart ? 0 : step_.real, masks(), work_.low.data(), work_.low_stride);
+  }
+
+  // A whole product, the adapter's part of it included; all threads have it behind this.
+  void make(const Matrix& matrix, const LowRank* low, const Quantised& x, int thread, int threads) {
+    multiply_by(matrix, low, x, 1, thread, threads);
+    meet(threads);
+    if (low) {
+      add_low_rank(*low, Share(matrix.panels, 1, thread, threads), thread);
+      meet(threads);
+    }
   }
 
   const LowRank* low_rank(int64_t layer, LowRank Adapter::*which) const {

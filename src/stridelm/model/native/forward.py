@@ -10,7 +10,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from stridelm import __version__
 from stridelm.model.kv_cache import KVCache, Table, blocks_for
 from stridelm.model.native.gate import NativeGate
 from stridelm.model.native.library import Step, Workspace, library
@@ -38,8 +37,8 @@ class NativeForward:
     @property
     def identity(self) -> tuple[object, ...]:
         """What its speed depends on."""
-        kind = ("native", __version__, processor_entry("model name"), library().stride_lanes())
-        return *kind, self.weights.threads, self.weights.activations, self.gate is not None and self.gate.k
+        processor, lanes = processor_entry("model name"), library().stride_lanes()
+        return "native", processor, lanes, self.weights.shape.threads, self.weights.activations
 
     def with_cache(self, tokens: int) -> "NativeForward":
         return NativeForward(self.weights, tokens)

@@ -17,7 +17,7 @@ from stridelm.model.native.drift import TEXT, measure_drift
 from stridelm.model.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
 from stridelm.model.native.packed import Writer, write
 from stridelm.model.native.rotary import frequencies
-from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size
+from stridelm.model.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
 from stridelm.model.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.model.support import check_config
 from stridelm.model.tokenizer import Tokenizer
@@ -93,15 +93,9 @@ def _shape(config: Any) -> dict[str, Any]:
         "key_heads": config.num_key_value_heads,
         "head_size": head_size(config),
         "inner": config.intermediate_size,
-        "window": _window(config),
+        "window": window(config, 0),
         "epsilon": config.rms_norm_eps,
     }
-
-
-def _window(config: Any) -> int:
-    from stridelm.model.attention import layer_window
-
-    return layer_window(config, 0) or 0
 
 
 def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Read:

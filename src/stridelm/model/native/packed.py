@@ -145,6 +145,25 @@ def read(folder: Path, lanes: int) -> Packed | None:
     return Packed(notes, memory) if whole else None
 
 
+def read_or_pack(folder: Path, lanes: int, pack: Callable[[], None]) -> Packed:
+    """What is there and whole; else what `pack` makes, which one process does while others wait."""
+    found = read(folder, lanes)
+    if found is None:
+        with packing(folder):
+            found = read(folder, lanes)
+            if found is None:
+                pack()
+                found = read(folder, lanes)
+        assert found is not None, "it was written a moment ago"
+    return found
+
+
+def file_identity(file: Path) -> tuple[str, int, int]:
+    """Name, size and time: reading a file of weights would take longer than loading it."""
+    status = file.stat()
+    return file.name, status.st_size, status.st_mtime_ns
+
+
 def _end(place: dict[str, int], lanes: int) -> int:
     """The byte behind a matrix or vector."""
     if any(not isinstance(value, int) or value < 0 for value in place.values()):

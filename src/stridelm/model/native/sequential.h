@@ -55,7 +55,7 @@ class SequentialStep {
     unit(token, width_, x + width_);
     std::memcpy(x + 2 * width_, state, head_.size * sizeof(float));
     std::fill(x + 2 * width_ + head_.size, x + inputs_, 0.0f);
-    quantise_row(x, Activations::kInt16, quantised(inputs_), row);
+    quantise_row(x, Activations::kInt16, work_.quantised(inputs_), row);
   }
 
   // state += sigmoid(gate) (tanh(candidate) - state)
@@ -69,19 +69,15 @@ class SequentialStep {
       x[i] = next[i];
     }
     std::fill(x + head_.size, x + padded(head_.size), 0.0f);
-    quantise_row(x, Activations::kInt16, quantised(head_.size), row);
+    quantise_row(x, Activations::kInt16, work_.quantised(head_.size), row);
   }
 
   void multiply_by(const Matrix& matrix, int64_t rows, int thread, int threads) {
     Team::instance().barrier.wait(threads);
     const Share share(matrix.panels, 1, thread, threads);
-    product(matrix, Activations::kInt16, share.first, share.last, quantised(matrix.groups * kGroup), 0, rows,
+    product(matrix, Activations::kInt16, share.first, share.last, work_.quantised(matrix.groups * kGroup), 0, rows,
             work_.made.data(), matrix.outputs());
     Team::instance().barrier.wait(threads);
-  }
-
-  Quantised quantised(int64_t size) {
-    return {work_.numbers.data(), work_.scales.data(), work_.sums.data(), padded(size) / kGroup};
   }
 
   const Model& model_;

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stridelm.model import builtin
+from stridelm.model.native.packed import file_identity
 from stridelm.model.native.rotary import KNOWN
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
@@ -33,12 +34,7 @@ class Source:
     def identity(self) -> tuple[object, ...]:
         """All that what is packed depends on. Files are known by their size and time: reading them takes longer."""
         files = [self.path] if self.path.is_file() else sorted(self.path.glob("*"))
-        return str(self.path.resolve()), self.quantize, *(_identity(file) for file in files)
-
-
-def _identity(file: Path) -> tuple[str, int, int]:
-    status = file.stat()
-    return file.name, status.st_size, status.st_mtime_ns
+        return str(self.path.resolve()), self.quantize, *(file_identity(file) for file in files)
 
 
 def find_source(name: str, settings: LoadSettings) -> Source:
@@ -75,7 +71,7 @@ def check_fits(config: Any) -> None:
     rotary = config.rope_parameters or {}
     kind = rotary.get("rope_type", "default")
     per_key_head = config.num_attention_heads // config.num_key_value_heads
-    windows = {_window(config, layer) for layer in range(config.num_hidden_layers)}
+    windows = {window(config, layer) for layer in range(config.num_hidden_layers)}
     reasons = {
         f"has no {config.hidden_act} activation": config.hidden_act != "silu",
         f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
@@ -93,7 +89,7 @@ def _has_bias(config: Any) -> bool:
     return bool(getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
 
 
-def _window(config: Any, layer: int) -> int:
+def window(config: Any, layer: int) -> int:
     from stridelm.model.attention import layer_window
 
     return layer_window(config, layer) or 0

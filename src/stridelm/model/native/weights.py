@@ -24,7 +24,6 @@ class Weights:
     """The packed adapter."""
     model: Model
     """Points into both."""
-    threads: int
     activations: str
 
     @property
@@ -33,7 +32,7 @@ class Weights:
 
     @property
     def vocabulary(self) -> int:
-        return int(self.packed.notes["vocabulary"])
+        return self.model.vocabulary
 
     def product(self, matrix: Matrix, x_XI: np.ndarray) -> np.ndarray:
         """Any matrix times rows of 16-bit activations: X x the panels' outputs."""
@@ -42,16 +41,8 @@ class Weights:
         filled[:, :size] = x_XI
         y = np.empty((rows, matrix.panels * library().stride_lanes()), np.float32)
         if rows:
-            library().stride_product(matrix, 16, self.threads, filled.ctypes.data, rows, y.ctypes.data)
+            library().stride_product(matrix, 16, self.shape.threads, filled.ctypes.data, rows, y.ctypes.data)
         return y
-
-    def unpack(self, matrix: Matrix, outputs_N: np.ndarray) -> np.ndarray:
-        """Some outputs' weights: N x inputs, those of the last group's padding included."""
-        outputs_N = np.ascontiguousarray(outputs_N, dtype=np.int64)
-        assert not len(outputs_N) or 0 <= outputs_N.min() <= outputs_N.max() < self.vocabulary, "no such token"
-        rows = np.empty((len(outputs_N), matrix.groups * 32), np.float32)
-        library().stride_unpack(matrix, outputs_N.ctypes.data, len(outputs_N), rows.ctypes.data)
-        return rows
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self.product(self.model.head, np.asarray(hidden_XC, np.float32))[:, : self.vocabulary]
@@ -77,7 +68,7 @@ def make_weights(packed: Packed, conversion: Packed | None, threads: int, activa
         packed.vector(LAST_NORM).ctypes.data,
         packed.vector(FREQUENCIES).ctypes.data,
     )
-    return Weights(packed, conversion, model, threads, activations)
+    return Weights(packed, conversion, model, activations)
 
 
 def _layer(packed: Packed, number: int) -> Layer:

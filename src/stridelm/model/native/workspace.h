@@ -99,7 +99,7 @@ struct Workspace {
 
 // Zeros behind the last value, up to a group. The weights there are next to nothing, but what an earlier product or step
 // has left would count in the group's scale.
-void fill_up(float* values, int64_t size) {
+inline void fill_up(float* values, int64_t size) {
   for (int64_t i = size; i < padded(size); i++) values[i] = 0;
 }
 
