@@ -83,7 +83,12 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        return self.weighs_text or bool(self.logit_bias)
+
+    @property
+    def weighs_text(self) -> bool:
+        """Whether logits are changed by what stands before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -89,8 +89,10 @@ def perturbed_scores(
     scores_V = penalise(arrays.float32(logits_V), params, before, prompt_length)
     if grammar is not None:
         scores_V = keep_allowed(scores_V, grammar.allowed(before[prompt_length:]))
+    if params.temperature == 0:
+        return scores_V
     best = scores_V.max()
-    if params.temperature == 0 or best == -math.inf:
+    if best == -math.inf:
         return scores_V
     scores_V = keep_likely((scores_V - best) / params.temperature, params)
     return arrays.add_noise(scores_V, lambda tokens_N: gumbel_of(tokens_N, seed, choice, len(before)))
@@ -119,10 +121,13 @@ def draw_among(tokens_N: Array, logits_V: Array, sequence: Sequence, before: Ite
 def perturbed_among(tokens_N: Array, logits_N: Array, sequence: Sequence, before: Items[int]) -> Array:
     """`perturbed_scores`, were these all tokens. All are -inf where none of them is left."""
     params = sequence.params
-    if params.changes_logits:
+    if params.weighs_text:
         size = max([int(tokens_N.max()), *before]) + 1
         logits_V = arrays.spread(logits_N, tokens_N, size, -math.inf)
         logits_N = penalise(logits_V, params, before, sequence.prompt_length)[tokens_N]
+    elif params.logit_bias:
+        bias_N = np.array([params.logit_bias.get(token, 0.0) for token in tokens_N.tolist()], np.float32)
+        logits_N = logits_N + arrays.placed(bias_N, logits_N)
     if sequence.grammar is not None:
         allowed_V = sequence.grammar.allowed(before[sequence.prompt_length :])
         logits_N = arrays.fill(logits_N, ~arrays.placed(allowed_V, tokens_N)[tokens_N], -math.inf)

@@ -3,7 +3,8 @@
     seconds = curve(rows) + masks: a part for having any, a part per row + rows x context x slope
             + a part per further sequence
 
-A mask row costs more than a real one (its low-rank part); the curve is that of real rows at a short context.
+A mask row costs more than a real one (its low-rank part); the curve is that of real rows at a short context. Drafting
+from masks, which is no part of a forward, is timed beside it.
 """
 
 import hashlib
@@ -12,23 +13,28 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from stridelm import __version__
-from stridelm.contracts import Forward
+from stridelm.contracts import Forward, Gate
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.draft.grow import Chain
+from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
 from stridelm.model.builtin import cache_folder
 from stridelm.model.kv_cache import Table
 from stridelm.model.target import Target
-from stridelm.types import ROOT, DraftTree
+from stridelm.params import SamplingParams
+from stridelm.types import ROOT, Array, DraftTree, Sequence
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _SEQUENCES = 8
 """Of the step that shows what further sequences cost: with two, their cost would drown in the noise."""
 _MASKS = (2, 8)
+_LEVELS = 3
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
 """Seconds to spend on measuring."""
@@ -63,6 +69,8 @@ class Cost:
     """The output head on one row."""
     head_row: float = 0.0
     """And on every further one."""
+    level: float = 0.0
+    """To draft one depth of a tree from masks."""
     table: np.ndarray = field(init=False, repr=False, compare=False)
     """Seconds by number of rows."""
 
@@ -125,7 +133,7 @@ def _still_holds(cost: Cost, forward: Forward) -> bool:
 
 def _key(target: Target, forward: Forward) -> str:
     masks_k = None if forward.gate is None else forward.gate.k
-    parts = (target.fingerprint, forward.identity, __version__, masks_k, _WIDTHS)
+    parts = (target.fingerprint, forward.identity, __version__, masks_k, _WIDTHS, [each.name for each in fields(Cost)])
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
@@ -152,7 +160,12 @@ def measure(forward: Forward) -> tuple[Cost, bool]:
     steps: Steps = {name: _Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
         hidden_XC = forward.zeros(8)
-        steps = {**steps, "head": lambda: forward.score(hidden_XC[:1]), "head on 8": lambda: forward.score(hidden_XC)}
+        steps = {
+            **steps,
+            "head": lambda: forward.score(hidden_XC[:1]),
+            "head on 8": lambda: forward.score(hidden_XC),
+            "levels": _Drafting(forward.gate, forward.zeros(_LEVELS)),
+        }
     times, is_quiet = _time(steps, forward)
     return _cost(times, context - short), is_quiet
 
@@ -182,6 +195,19 @@ class _Trial:
                 cache.free(table)
 
 
+class _Drafting:
+    """A tree from masks that say nothing, as deep as there are masks."""
+
+    def __init__(self, gate: Gate, hidden_DC: Array) -> None:
+        self.drafter, self.hidden_DC = MaskDrafter(gate), hidden_DC
+        self.logits_DV = gate.score(hidden_DC)
+        self.sequence = Sequence([1], SamplingParams(), Autoregressive(), frozenset(), _CONTEXT)
+
+    def __call__(self) -> None:
+        chain = Chain(self.logits_DV, self.hidden_DC, top=self.drafter.gate.top)
+        self.drafter.draft([self.sequence], [chain], depth=len(self.hidden_DC), floor=0.0)
+
+
 def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
     """Every step's time: among the quick ones of several rounds, since whatever disturbs only adds."""
     times = _rounds(steps, forward, most=_MOST)
@@ -209,7 +235,7 @@ def _rounds(steps: Steps, forward: Forward, *, most: int) -> dict[str, list[floa
 def _cost(times: dict[str, float], further: int) -> Cost:
     curve = [times[str(width)] for width in _WIDTHS]
     plain = Cost(_WIDTHS, tuple(curve))
-    masks = mask_row = head = head_row = 0.0
+    masks = mask_row = head = head_row = level = 0.0
     if "masks" in times:
         extra, more = (
             times[name] - plain(2 + rows) for name, rows in zip(("masks", "more masks"), _MASKS, strict=True)
@@ -218,6 +244,7 @@ def _cost(times: dict[str, float], further: int) -> Cost:
         mask_row = max(0.0, (more - extra) / (many - few))
         masks = max(0.0, extra - few * mask_row)
         head, head_row = times["head"], max(0.0, (times["head on 8"] - times["head"]) / 7)
+        level = times["levels"] / _LEVELS
     return Cost(
         _WIDTHS,
         tuple(np.maximum.accumulate(curve).tolist()),
@@ -227,4 +254,5 @@ def _cost(times: dict[str, float], further: int) -> Cost:
         sequence=max(0.0, (times["sequences"] - plain(_SEQUENCES)) / (_SEQUENCES - 1)),
         head=head,
         head_row=head_row,
+        level=level,
     )

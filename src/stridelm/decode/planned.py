@@ -17,7 +17,7 @@ from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import Around, DepthRates, Pace, PlainClock, Referee, Rest, Trial, Use
+from stridelm.decode.rates import Clock, DepthRates, Pace, Referee, Rest, Trial, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -27,21 +27,6 @@ from stridelm.verify import follow
 
 _MOST_ANCHORS = 8
 """Chains of masks that the cache sets rows aside for."""
-
-
-@dataclass(slots=True)
-class _Began:
-    """A step of one sequence, to be timed from plan to plan."""
-
-    started: float
-    written: int
-    """Tokens of the text then."""
-    took_one: bool
-    """Without drafts and plans."""
-    drafting: float = 0.0
-    """Seconds that masks took to draft."""
-    is_plain: bool = True
-    """Whether a single row was run."""
 
 
 @dataclass(slots=True)
@@ -58,9 +43,7 @@ class _State:
     rows: int = 1
     """Of its latest block."""
     rest: Rest = field(default_factory=Rest)
-    referee: Referee | None = None
-    began: _Began | None = None
-    """Its latest step, if it was alone in it."""
+    referee: Referee = field(default_factory=Referee)
 
 
 class Planned:
@@ -92,28 +75,30 @@ class Planned:
         self.rates = DepthRates(self.longest)
         self.pace = Pace(cost(1))
         self.uses = [Use() for _ in drafters] if switches else []
-        self.plain = PlainClock()
-        self.around = Around()
+        self.clock = Clock(cost(1))
         self.trials: dict[int, Trial] = {}
         """By size of batch, in powers of two. A sequence alone needs none: the cost curve is its own."""
         self._switches = switches
         self._trial: Trial | None = None
         self._is_resting = False
-        self._started = self._forward_seconds = 0.0
+        self._started = self._planned = 0.0
+        """When the step at hand began, and when it was planned."""
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
-        self._level_seconds = 0.0
         self._states: dict[Sequence, _State] = {}
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
-        started = self._started = time.perf_counter()
+        self._started = time.perf_counter()
+        blocks = self._plan(sequences, others)
+        self._planned = time.perf_counter()
+        return blocks
+
+    def _plan(self, sequences: list[Sequence], others: int) -> list[Block]:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]
         self._trial = None
         if self._switches and len(ready) > 1:
             self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
         self._is_resting = self._rests(ready)
-        if self._is_resting:
-            return self._plain_blocks(sequences)
         takes_one = self._trial is not None and self._trial.takes_one()
         trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
@@ -128,12 +113,9 @@ class Planned:
             total += len(block) - state.rows
             state.rows = len(block)
             self.plans[len(block.tree), len(block.mask_anchors), block.masks] += 1
-            state.rest.planned(len(block) > block.pending)
-            if state.began is not None:
-                state.began.is_plain = len(block) == 1
+            if not self._is_resting:
+                state.rest.planned(len(block) > block.pending)
             blocks.append(block)
-        if not takes_one:
-            self.pace.planned(time.perf_counter() - started)
         return blocks
 
     def _block(self, sequence: Sequence, tree: DraftTree, plan: Plan) -> Block:
@@ -147,31 +129,12 @@ class Planned:
         )
 
     def _rests(self, ready: list[Sequence]) -> bool:
-        """Whether a sequence alone goes without drafts and plans for a step: where nothing pays, looking does not."""
+        """Whether a sequence alone goes without masks for a step, and without any drafter that takes long: where
+        nothing pays, looking does not."""
         if not self._switches or self._trial is not None or len(ready) != 1:
             return False
-        (sequence,) = ready
-        state, written = self._state(sequence), len(sequence.tokens)
-        state.referee = state.referee or Referee(self.plain)
-        if state.began is not None:
-            self._clock(state, state.began, written)
-        took_one = state.referee.takes_one() or state.rest.goes_on()
-        # A step that reads a prompt, too, says nothing of how fast answers are written.
-        state.began = _Began(self._started, written, took_one) if sequence.allowance == 1 else None
-        return took_one
-
-    def _clock(self, state: _State, began: _Began, written: int) -> None:
-        """A step is over: what it took, from plan to plan."""
-        assert state.referee is not None
-        seconds = self._started - began.started
-        state.referee.stepped(began.took_one, written - began.written, seconds)
-        if began.took_one or not began.is_plain:
-            self.around.took(began.took_one, seconds - self._forward_seconds - began.drafting)
-
-    def _plain_blocks(self, sequences: list[Sequence]) -> list[Block]:
-        """As one token at a time has them: beside these, nothing is done in such a step."""
-        self._draft_nothing(sequences)
-        return [next_block(sequence, layers=self.layers) for sequence in sequences]
+        state = self._state(ready[0])
+        return self.clock.wants_plain or state.referee.takes_one() or state.rest.goes_on()
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
@@ -185,18 +148,22 @@ class Planned:
         return self._states.setdefault(sequence, _State(self.rates.copy()))
 
     def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
-        """One tree for each, of what everyone proposes."""
+        """One tree for each, of what everyone proposes. A sequence at rest for which nobody has a word gets none."""
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree = [], NO_DRAFT
+            if self._is_resting:
+                state.chain = None  # the text goes on without it
         self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
         for number, drafter in enumerate(self.drafters):
-            if sequences and (not self.uses or self.uses[number].is_due(self.pace.rate)):
+            if sequences and (not self.uses or self.uses[number].is_due(self._rate, self._is_resting)):
                 started = time.perf_counter()
                 for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
                     self._states[sequence].proposed.append(lawful(sequence, tree))
                 if self.uses:
                     self.uses[number].asked((time.perf_counter() - started) / len(sequences))
+        if self._is_resting and not any(map(any, (self._states[sequence].proposed for sequence in sequences))):
+            return self._draft_nothing(sequences)
         return {
             sequence: merge(self._states[sequence].proposed, self._calibration(sequence).accepted, self.nodes)
             for sequence in sequences
@@ -205,7 +172,6 @@ class Planned:
     def _draft_by_masks(self, sequences: list[Sequence]) -> None:
         if self.masks is None or not sequences:
             return
-        started, levels = time.perf_counter(), self.masks.levels
         chains = [chain for sequence in sequences if (chain := self._states[sequence].chain) is not None]
         depth = max(chain.left for chain in chains)
         trees = self.masks.draft(sequences, chains, depth=depth, floor=self._floor())
@@ -213,35 +179,35 @@ class Planned:
             state = self._states[sequence]
             state.mask_tree = tree
             state.proposed.append(tree)
-        levels, seconds = self.masks.levels - levels, time.perf_counter() - started
-        if levels:
-            self._level_seconds += 0.1 * (seconds / levels - self._level_seconds)
-        for sequence in sequences:
-            if (began := self._states[sequence].began) is not None:
-                began.drafting = seconds
+
+    @property
+    def _rate(self) -> float:
+        """Tokens per second that time is worth: what decoding makes, or what it would make plainly."""
+        return max(self.pace.rate, 1 / self.clock.plain) if self._switches else self.pace.rate
 
     def _floor(self) -> float:
         """Nodes less likely to stand than this do not pay for their row and for being drafted."""
         row = float(self.cost.table[9] - self.cost.table[1]) / 8
-        return min(0.5, max(0.005, self.pace.rate * (row + self._level_seconds)))
+        return min(0.5, max(0.005, self._rate * (row + self.cost.level)))
 
     def _outlook(self, sequence: Sequence, state: _State, others: int, sequences: int) -> Outlook:
-        cost, rate = self.cost, self.pace.rate
+        cost, rate, scale = self.cost, self._rate, self.clock.scale if sequences == 1 else 1.0
         pending = sequence.allowance
         most = pending + self.nodes + (self.nodes + 1) * self.longest + 1
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
-        seconds += cost.sequence * (sequences - 1)
-        seconds[pending + 1 :] += self.around.difference
+        seconds = scale * (seconds + cost.sequence * (sequences - 1))
+        if self._is_resting:
+            return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
-        row_seconds = [float(each) + self._level_seconds for each in row_seconds]
+        row_seconds = [float(each) + scale * cost.level for each in row_seconds]
         gained = gains(acceptance, row_seconds, rate)
         left = [0.0]
         if state.chain is not None:
             left = [*gained[len(state.chain.hidden_DC)][state.chain.used + 1 :], 0.0]
         return Outlook(
-            rate, seconds, pending, self.mask_options, cost.masks, cost.mask_row,
+            rate, seconds, pending, self.mask_options, scale * cost.masks, scale * cost.mask_row,
             [gained[masks] for masks in self.mask_options], left,
         )  # fmt: skip
 
@@ -249,28 +215,36 @@ class Planned:
         return self.calibrations[sequence.params.temperature > 0]
 
     def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        started = time.perf_counter()
         commits = decide_all(sequences, blocks, outputs, self.tolerance)
-        if self._is_resting:
-            self._forward_seconds = self.cost(sum(map(len, blocks)), context=blocks[0].start)
-            return commits
         for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
             if commit.tokens:
                 self._learn(sequence, commit)
                 self._renew(sequence, block, output, commit)
-        self._count(blocks, commits, time.perf_counter() - started)
+        self._count(sequences, blocks, commits)
         return commits
 
-    def _count(self, blocks: list[Block], commits: list[Commit], commit_seconds: float) -> None:
+    def _count(self, sequences: list[Sequence], blocks: list[Block], commits: list[Commit]) -> None:
+        """What the step brought and took."""
         masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
         context = sum(block.start for block in blocks) // len(blocks)
         seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
-        self._forward_seconds = seconds
         tokens = sum(len(commit.tokens) for commit in commits)
-        self.pace.stepped(tokens, seconds, commit_seconds)
+        now, planning = time.perf_counter(), self._planned - self._started
         # Steps that read prompts say nothing of how fast answers are written.
-        if self._trial is not None and all(block.pending == 1 for block in blocks):
-            self._trial.stepped(tokens, time.perf_counter() - self._started)
+        if self._switches and all(block.pending == 1 and block.wanted for block in blocks):
+            if self._trial is not None:
+                self._trial.stepped(tokens, now - self._started)
+            elif len(blocks) == 1:
+                beyond = seconds - self.cost(1, context=context)
+                seconds = self.clock.seconds(beyond)
+                if len(blocks[0]) > 1:
+                    self.clock.took(beyond, now - self._planned)
+                else:
+                    self.clock.took_plain(now - self._planned)
+                if not self._is_resting:
+                    around = min(planning, 2 * self.pace.overhead)
+                    self._states[sequences[0]].referee.stepped(tokens, (seconds + around) / self.clock.plain)
+        self.pace.stepped(tokens, seconds, planning)
 
     def _learn(self, sequence: Sequence, commit: Commit) -> None:
         """How the proposals did, whether they were run or not: the text is known as far as it was emitted."""

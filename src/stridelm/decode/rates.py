@@ -16,16 +16,17 @@ _HOLDS, _LONGEST = 256, 1024
 """Steps for which its outcome holds; twice as long each time in a row that one token at a time has won."""
 _PATIENCE, _LONGEST_REST = 3, 24
 """Plans in a row that do not pay before a text rests, and the most steps that it does."""
-_FIRST_TRIAL, _LATER_TRIAL, _FIRST_HOLD = 12, 6, 40
-"""Steps of a text's first trial and of later ones; steps for which plain decoding holds when it has won."""
-_CLEARLY_SLOWER, _WORTH_IT = (0.75, 0.9), 1.0
-"""A trial ends at once when it goes so badly, in its first steps and later; it is lost if it gains less than that."""
-_PLAIN_STEPS, _FEW, _STALE = 24, 4, 96
-"""Plain steps that are remembered; how many are enough to judge by; after so many others, one is taken anew."""
-_JUMP = 0.002
-"""Seconds."""
+_FIRST_CREDIT, _LATER_CREDIT, _MOST_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
+"""Tokens that a text's first trial may lose, and later ones; what it may save up; steps for which plain decoding holds
+when they are spent."""
+_PLAIN_STEPS, _FEW, _STALE = 16, 3, 64
+"""Plain steps that the clock remembers; how many it needs; after so many others, one is taken anew."""
+_OFF, _DOUBT = 2.0, 4.0
+"""How far off the cost curve may be; how many plain steps' time it is taken at its word."""
 _PROBE = 40
 """A drafter that does not pay is asked again after so many steps."""
+_NEXT_TO_NOTHING = 0.02
+"""Tokens that could be written while a drafter thinks, if it is asked at every step."""
 
 
 class DepthRates:
@@ -40,8 +41,9 @@ class DepthRates:
         self._seen = [0.0] * depths
 
     def copy(self) -> "DepthRates":
-        """For a new text: the same rates, as priors."""
-        return DepthRates(len(self._seen), self.values())
+        """For a new text: the same rates, as priors. It has the benefit of the doubt: after hard texts nobody would
+        look again, and an easy one be missed."""
+        return DepthRates(len(self._seen), [max(_PRIOR, rate) for rate in self.values()])
 
     def observe(self, depth: int, stood: bool) -> None:
         keep = 0.5 ** (1 / _HALF_LIFE)
@@ -66,7 +68,6 @@ class Pace:
     def __init__(self, plain_seconds: float) -> None:
         self.plain = 1 / plain_seconds
         self._tokens, self._seconds = 4.0, 4.0 * plain_seconds
-        self._around = 0.0
         self.overhead = 0.0
         """Seconds that drafting and planning take per step."""
 
@@ -74,16 +75,14 @@ class Pace:
     def rate(self) -> float:
         return self._tokens / self._seconds
 
-    def planned(self, seconds: float) -> None:
-        self._around = seconds
-
-    def stepped(self, tokens: int, forward_seconds: float, commit_seconds: float) -> None:
+    def stepped(self, tokens: int, forward: float, around: float) -> None:
+        """So many seconds of a forward, and around it."""
         if not tokens:
             return
-        self.overhead += (self._around + commit_seconds - self.overhead) / _STEPS
+        self.overhead += (around - self.overhead) / _STEPS
         keep = 1 - 1 / _STEPS
         self._tokens = keep * self._tokens + tokens
-        self._seconds = keep * self._seconds + forward_seconds + self.overhead
+        self._seconds = keep * self._seconds + forward + self.overhead
 
 
 class Use:
@@ -95,9 +94,12 @@ class Use:
         self._since = 0
         self._was_asked = False
 
-    def is_due(self, rate: float) -> bool:
+    def is_due(self, rate: float, is_resting: bool) -> bool:
+        """At rest only those are asked that take next to no time."""
         self._since += 1
-        self._was_asked = self.tokens >= rate * self.seconds or self._since >= _PROBE
+        is_quick = 0 < rate * self.seconds < _NEXT_TO_NOTHING
+        earns = self.tokens >= rate * self.seconds or self._since >= _PROBE
+        self._was_asked = is_quick or (earns and not is_resting)
         return self._was_asked
 
     def asked(self, seconds: float) -> None:
@@ -128,91 +130,73 @@ class Rest:
         self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
 
 
-class Around:
-    """What steps take beyond what the cost curve says of their forward: plain ones, and those with drafts or masks. The
-    difference is a price of drafting that no curve knows."""
+class Clock:
+    """How steps of a sequence alone fare against the cost curve, by the clock. Whoever else uses the machine slows the
+    many rows of a block more than the one of a plain step, which waits for memory:
 
-    def __init__(self) -> None:
-        self._plain: float | None = None
-        self._planned: float | None = None
+        seconds = those of a plain step + scale x (what the curve says of the block - what it says of a plain step)
+    """
 
-    def took(self, is_plain: bool, seconds: float) -> None:
-        if is_plain:
-            self._plain = _nearer(self._plain, seconds)
-        else:
-            self._planned = _nearer(self._planned, seconds)
-
-    @property
-    def difference(self) -> float:
-        if self._plain is None or self._planned is None:
-            return 0.0
-        return max(0.0, self._planned - self._plain)
-
-
-def _nearer(known: float | None, seen: float) -> float:
-    """A running estimate, which a step that was held up by others hardly moves."""
-    return seen if known is None else known + 0.1 * max(-_JUMP, min(_JUMP, seen - known))
-
-
-class PlainClock:
-    """How long a token takes one at a time, over all texts, by the clock."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_PLAIN_STEPS)
-
-    def took(self, seconds: float) -> None:
-        self._seconds.append(seconds)
+    def __init__(self, plain: float) -> None:
+        """`plain`: what the curve says of a plain step."""
+        self._least, self._most = plain / _OFF, plain * _OFF
+        self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        self.plain = plain
+        """Seconds of a plain step from the end of its plan."""
+        self._since_plain = 0
+        self._over = self._said = _DOUBT * plain
+        self.scale = 1.0
 
     @property
-    def is_known(self) -> bool:
-        return len(self._seconds) >= _FEW
+    def wants_plain(self) -> bool:
+        """Whether a plain step should be taken to set it by."""
+        return len(self._plain) < _FEW or self._since_plain > _STALE
 
-    @property
-    def pace(self) -> float:
-        """Tokens per second."""
-        return 1 / statistics.median(self._seconds)
+    def took_plain(self, seconds: float) -> None:
+        self._since_plain = 0
+        self._plain.append(seconds)
+        self.plain = min(max(self._least, statistics.median(self._plain)), self._most)
+
+    def took(self, beyond: float, seconds: float) -> None:
+        """A step with more rows, so many seconds beyond a plain one by the curve."""
+        self._since_plain += 1
+        # One that was held up by others counts no more than two.
+        over = min(seconds, 2 * self.seconds(beyond)) - self.plain
+        keep = 1 - 1 / _STEPS
+        self._over, self._said = keep * self._over + over, keep * self._said + beyond
+        self.scale = min(max(1 / _OFF, self._over / self._said), _OFF)
+
+    def seconds(self, beyond: float) -> float:
+        return self.plain + self.scale * beyond
 
 
 class Referee:
-    """Whether several tokens at a time pay on one text, by the clock: plans are made from a cost curve, and what drafts
-    cost beside the forward is not in it. If they do not, the text is written plainly for a while, twice as long each
-    time; then a few steps show whether it has become easier."""
+    """Whether several tokens at a time pay on one text: a balance of the tokens that planned steps made over those that
+    plain ones would have made in the same time. Where it falls too low, the text is written plainly for a while, twice
+    as long each time; then there is a little credit to show that the text has become easier.
 
-    def __init__(self, plain: PlainClock) -> None:
-        self._plain = plain
-        self._planned: list[tuple[int, float]] = []
-        """Tokens and seconds of the steps of the trial at hand."""
-        self._length = _FIRST_TRIAL
+    By the cost curve, which the clock has set right over all texts: in the few steps of a trial the machine's moods are
+    larger than the gain.
+    """
+
+    def __init__(self) -> None:
+        self._balance = _FIRST_CREDIT
         self._holds = _FIRST_HOLD
         self._left = 0
-        self._since_plain = 0
 
     def takes_one(self) -> bool:
         """Asked before every step: whether to take one token in it, without drafts and plans."""
-        self._since_plain += 1
-        if self._left > 0:
-            self._left -= 1
-            return True
-        return not self._plain.is_known or self._since_plain > _STALE
+        self._left -= 1
+        return self._left >= 0
 
-    def stepped(self, took_one: bool, tokens: int, seconds: float) -> None:
-        if took_one:
-            self._since_plain = 0
-            self._plain.took(seconds)
-            return
-        self._planned.append((tokens, seconds))
-        steps = len(self._planned)
-        if steps < 2 or not self._plain.is_known:
-            return
-        gain = _pace_of(self._planned) / self._plain.pace
-        if steps < self._length and gain > _CLEARLY_SLOWER[steps >= _FEW]:
-            return
-        if gain < _WORTH_IT:
+    def stepped(self, tokens: int, plain: float) -> None:
+        """A planned step made so many tokens; plain ones would have made so many meanwhile."""
+        self._balance = min(self._balance + tokens - plain, _MOST_CREDIT)
+        if self._balance > _FIRST_CREDIT:
+            self._holds = _FIRST_HOLD
+        elif self._balance < 0:
             self._left, self._holds = self._holds, 2 * self._holds
-            self._length = _LATER_TRIAL
-        else:
-            self._holds, self._length = _FIRST_HOLD, _FIRST_TRIAL
-        self._planned = []
+            self._balance = _LATER_CREDIT
 
 
 class Trial:

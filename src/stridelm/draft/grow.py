@@ -85,8 +85,6 @@ class TreeGrower:
         self.name = name
         self.branches = branches
         self._reader = gate
-        self.levels = 0
-        """Depths that were drafted so far, over all calls."""
 
     def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
         """Grow a tree off each text, depth by depth, the likeliest nodes of each going on. Nodes that are less likely
@@ -100,7 +98,6 @@ class TreeGrower:
             buds = [bud for bud in buds if level < chains[bud.place].left]
             if not buds:
                 break
-            self.levels += 1
             going = [chains[bud.place] for bud in buds]
             moved_XC, states = self._read(going, level, [bud.text[-1] for bud in buds], [bud.state_1S for bud in buds])
             children: list[_Bud] = []
