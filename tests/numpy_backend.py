@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from stridelm import arrays
-from stridelm.contracts import Forward, Gate, Heads
+from stridelm.contracts import Forward, Gate, Greed, Heads
 from stridelm.model.kv_cache import KVCache, Table
 from stridelm.model.target import Draft, Parts
 from stridelm.types import Output, Rows
@@ -34,6 +34,9 @@ class NumpyGate:
 
     def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return by_torch(self.gate.read, hidden_XC, before, state_XS)
+
+    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed) -> None:
+        """Depth by depth."""
 
     def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
         return by_torch(self.gate.moved, tokens_N, logits, added)

@@ -13,6 +13,9 @@ import torch
 
 from native import deviation, forward_of, load_native, rounded, rounded_network
 from reference import mask_row_outputs
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.draft.grow import Chain, TreeGrower
+from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.forward import TorchForward
@@ -21,7 +24,8 @@ from stridelm.model.native.forward import NativeForward
 from stridelm.model.native.gate import NativeGate
 from stridelm.model.native.groups import FOUR
 from stridelm.model.native.weights import make_weights
-from stridelm.types import ROOT, DraftTree, Output
+from stridelm.params import SamplingParams
+from stridelm.types import ROOT, DraftTree, Output, Sequence
 from test_native_forward import PREFIXES, save_shape
 from tiny import load_tiny, random_adapter
 
@@ -196,6 +200,31 @@ def test_scores_and_moves_are_those_of_torch(gates: tuple[NativeGate, TorchGate,
     expected = theirs.moved(*map(torch.from_numpy, (tokens, logits, added)))
     assert deviation(moved, expected.numpy()) < 1e-5
     assert deviation(moved, ours.score(hidden + added)[:, tokens]) < 1e-3
+
+
+@pytest.mark.parametrize("branches", [1, 2, 3])
+@pytest.mark.parametrize("bias", [{}, {3: -np.inf, 7: 2.0}], ids=["no bias", "bias"])
+@pytest.mark.parametrize("used", [0, 1])
+def test_a_tree_grown_at_once_is_the_one_grown_depth_by_depth(
+    gates: tuple[NativeGate, TorchGate, Any], branches: int, bias: dict[int, float], used: int
+) -> None:
+    gate, _, network = gates
+    width, vocabulary = network.config.hidden_size, network.config.vocab_size
+    random = np.random.default_rng(0)
+    logits_DV = random.normal(size=(5, vocabulary + 3)).astype(np.float32)[:, :vocabulary]
+    hidden_DC = random.normal(size=(5, width)).astype(np.float32)
+    params = SamplingParams(logit_bias=bias)
+    sequence = Sequence([4, 9], params, Autoregressive(), frozenset({int(logits_DV[used + 2].argmax())}), 64)
+    drafter = MaskDrafter(gate, branches)
+    at_once, step_by_step = (Chain(logits_DV, hidden_DC, used, top=gate.top) for _ in range(2))
+    for floor in (0.0, 0.01, 0.3):
+        (tree,) = drafter.draft([sequence], [at_once], depth=4, floor=floor)
+        (expected,) = TreeGrower.draft(drafter, [sequence], [step_by_step], depth=4, floor=floor)
+        assert (tree.tokens, tree.parents, tree.sources) == (expected.tokens, expected.parents, expected.sources)
+        assert tree.scores == pytest.approx(expected.scores, rel=1e-5)
+    assert at_once.states.keys() == step_by_step.states.keys() and len(at_once.states) >= 2
+    for path, state_1S in at_once.states.items():
+        np.testing.assert_array_equal(state_1S, step_by_step.states[path])
 
 
 def test_masks_are_those_of_the_torch_backend(gates: tuple[NativeGate, TorchGate, Any], get: Get) -> None:

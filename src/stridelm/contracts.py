@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stridelm.types import Array, Block, Commit, DraftTree, Output, Rows, Sequence
@@ -63,6 +65,36 @@ class Gate(Protocol):
     def top(self, logits_V: Array, count: int) -> tuple[Array, Array]:
         """The so many likeliest tokens, in any order, and their logits."""
         ...
+
+    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> GrownTree | None:
+        """A whole tree of one text at once, as TreeGrower grows it; None where the backend has nothing quicker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Greed:
+    """How a greedy tree is grown from masks."""
+
+    before: int
+    """The text's last token."""
+    candidates: int
+    """The likeliest tokens of each place, among which its drafts are chosen."""
+    branches: int
+    """The most children of a node, and the most nodes of a depth that get children."""
+    floor: float
+    """Nodes less likely to stand than this are left out."""
+    bias: Mapping[int, float]
+    ends: frozenset[int]
+    """Nothing grows behind these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    tree: DraftTree
+    buds: list[int]
+    """Nodes, or ROOT, that the sequential head has read."""
+    states_BS: Array
+    """Its states then."""
 
 
 class Heads(Protocol):

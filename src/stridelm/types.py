@@ -29,6 +29,10 @@ ROOT = -1
 """The parent of a row that hangs off the cached prefix, or of a draft that hangs off the last pending row."""
 
 
+MASKS = "self"
+"""The name of drafts that come from masks."""
+
+
 class RowKind(IntEnum):
     """What a row is. Carried with the row, never inferred from the token id."""
 

@@ -136,12 +136,12 @@ class TreeGrower:
     ) -> list[list[tuple[int, float]]]:
         """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
         if sequence.grammar is None:
-            candidates = chain.at(level, self._count(sequence))
+            candidates = chain.at(level, self.count(sequence))
             return self._likeliest(*self._moved(candidates, len(texts), moved_XC), sequence, texts)
         choices: list[list[tuple[int, float]]] = []
         for number, text in enumerate(texts):  # each has candidates of its own
             allowed_V = sequence.grammar.allowed(text[sequence.prompt_length :])
-            candidates = chain.allowed_at(level, self._count(sequence), allowed_V)
+            candidates = chain.allowed_at(level, self.count(sequence), allowed_V)
             moved_1C = None if moved_XC is None else moved_XC[number : number + 1]
             if len(candidates[0]):
                 choices += self._likeliest(*self._moved(candidates, 1, moved_1C), sequence, [text])
@@ -149,9 +149,10 @@ class TreeGrower:
                 choices.append([])
         return choices
 
-    def _count(self, sequence: Sequence) -> int:
+    def count(self, sequence: Sequence) -> int:
         """Candidates: noise lifts tokens that are further down, the sequential head alone moves none that far."""
-        return max(self.branches, CANDIDATES // 4) if sequence.is_plain_greedy else CANDIDATES
+        is_greedy = sequence.params.temperature == 0 and not sequence.params.weighs_text
+        return max(self.branches, CANDIDATES // 4) if is_greedy else CANDIDATES
 
     def _moved(self, candidates: tuple[Array, Array], count: int, moved_XC: Array | None) -> tuple[Array, Array]:
         """Candidates, and their logits behind so many texts, by what the sequential head says of each."""

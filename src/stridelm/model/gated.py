@@ -21,13 +21,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stridelm import arrays
+from stridelm.contracts import Greed
 from stridelm.model.adapter import Adapter
 from stridelm.model.few_rows import LowRankSum
 from stridelm.model.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
 from stridelm.model.llama_layer import LlamaLayer
 from stridelm.model.scorer import Scorer
 from stridelm.params import InputError
-from stridelm.types import Rows
+from stridelm.types import Array, Rows
 
 
 @dataclass(slots=True)
@@ -110,6 +111,9 @@ class TorchGate:
 
     def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         return arrays.top(logits_V, count)
+
+    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> None:
+        """Nothing quicker here than depth by depth."""
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""

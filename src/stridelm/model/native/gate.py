@@ -5,9 +5,11 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 
 import numpy as np
 
-from stridelm.model.native.library import Sequential, Workspace, library
+from stridelm.contracts import Greed, GrownTree
+from stridelm.model.native.library import Chain, Grown, Sequential, Workspace, library
 from stridelm.model.native.packed import Packed
 from stridelm.model.native.weights import MASK_EMBEDDING, Weights, address
+from stridelm.types import MASKS, DraftTree
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
 
@@ -64,6 +66,37 @@ class NativeGate:
         places_N = np.empty(count, np.int64)
         library().stride_top(address(logits_V), len(logits_V), count, address(places_N))
         return places_N, logits_V[places_N]
+
+    def grow(
+        self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed
+    ) -> GrownTree | None:
+        """A greedy tree in one call of the kernels. None without a sequential head."""
+        if not self.state_size:
+            return None
+        depth = len(hidden_DC)
+        assert logits_DV.strides[1] == 4 and 0 <= greed.before < self._weights.vocabulary, "float32 rows, a token"
+        candidates = min(greed.candidates, logits_DV.shape[1])
+        state_1S = np.ascontiguousarray(self.start(1) if state_1S is None else state_1S, np.float32)
+        hidden_DC = np.ascontiguousarray(hidden_DC, np.float32)
+        biased, ends = np.array([*greed.bias], np.int64), np.array([*greed.ends], np.int64)
+        biases = np.array([*greed.bias.values()], np.float32)
+        room = depth * greed.branches
+        counts, bud_nodes = np.zeros(2, np.int64), np.empty(room, np.int64)
+        nodes = np.empty((2, room * greed.branches), np.int64)
+        scores, states_BS = np.empty(room * greed.branches), np.empty((room, self.state_size), np.float32)
+        chain = Chain(
+            depth, candidates, greed.branches, logits_DV.shape[1], logits_DV.strides[0] // 4, greed.before,
+            greed.floor, address(hidden_DC), address(logits_DV[0]), address(state_1S),
+            len(biased), address(biased), address(biases), len(ends), address(ends),
+        )  # fmt: skip
+        first = address(counts)
+        to = Grown(first, first + 8, address(nodes[0]), address(nodes[1]), address(scores), address(bud_nodes),
+                   address(states_BS))  # fmt: skip
+        library().stride_grow(self._weights.model, self._sequential, chain, to, self._workspace.handle)
+        count, buds = counts.tolist()
+        tokens, parents = nodes[:, :count].tolist()
+        tree = DraftTree.of(tokens, parents, MASKS, scores[:count].tolist())
+        return GrownTree(tree, bud_nodes[:buds].tolist(), states_BS)
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self._weights.score(hidden_XC)

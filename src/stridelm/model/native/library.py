@@ -1,7 +1,7 @@
 """The C interface of the kernels (forward.cpp), for this machine, by ctypes."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,22 @@ class Sequential(ctypes.Structure):
     _fields_ = (("read", Matrix), ("write", Matrix), ("bias", c_void_p), ("size", c_int64))
 
 
+class Chain(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("depth", "candidates", "branches", "vocabulary", "logits_stride", "before")),
+        ("floor", c_double),
+        *((name, c_void_p) for name in ("outputs", "logits", "state")),
+        *(("biased_count", c_int64), ("biased", c_void_p), ("biases", c_void_p)),
+        *(("end_count", c_int64), ("ends", c_void_p)),
+    )
+
+
+class Grown(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_void_p) for name in ("nodes", "buds", "tokens", "parents", "scores", "bud_nodes", "states")
+    )
+
+
 class Cache(ctypes.Structure):
     _fields_ = (("keys", c_void_p), ("values", c_void_p), ("blocks", c_int64))
 
@@ -102,8 +118,9 @@ def bind(made: Path) -> Any:
     bound.stride_read_chain.argtypes = [POINTER(Model), POINTER(Sequential), c_void_p, c_int64, *[c_void_p] * 5]
     bound.stride_add_scores.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     bound.stride_top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    bound.stride_grow.argtypes = [POINTER(Model), POINTER(Sequential), POINTER(Chain), POINTER(Grown), c_void_p]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
-    for name in ("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "unpack", "move"):
+    for name in ("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "grow", "unpack", "move"):
         getattr(bound, f"stride_{name}").restype = None
     return bound
 

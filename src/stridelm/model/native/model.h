@@ -52,6 +52,31 @@ struct Sequential {
   int64_t size;
 };
 
+// What masks say of the places behind a text, and how a tree is grown from it.
+struct Chain {
+  int64_t depth, candidates, branches, vocabulary, logits_stride, before;  // before: the text's last token
+  double floor;          // nodes less likely to stand than this are left out
+  const float* outputs;  // depth x width
+  const float* logits;
+  const float* state;  // the sequential head's
+  int64_t biased_count;
+  const int64_t* biased;
+  const float* biases;
+  int64_t end_count;
+  const int64_t* ends;  // nothing grows behind these tokens
+};
+
+// The tree. A bud is a node that was read, or -1, the text itself.
+struct Grown {
+  int64_t* nodes;  // how many
+  int64_t* buds;
+  int64_t* tokens;
+  int64_t* parents;
+  double* scores;
+  int64_t* bud_nodes;
+  float* states;  // per bud, the sequential head's once it has read it
+};
+
 struct Step {
   int64_t rows, real, sequences, wanted, scored, reads;
   const int64_t* ids;         // per real row
