@@ -61,7 +61,7 @@ def _ratio(entry: Any) -> str:
 
 def rows() -> str:
     """T(q)."""
-    content = _read("rows.json")["rows"]
+    content = _read("cpu.json")["rows"]
     widths = list(next(iter(content["seconds"].values())))
     lines = [f"| ms for so many rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
     for name, seconds in content["seconds"].items():
