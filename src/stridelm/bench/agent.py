@@ -6,8 +6,9 @@
         question = task.next(reply to question)
 
 The tools are made up and pure: the same calls have the same results. A small model gets many calls wrong, and the chain
-goes on all the same: it is then told which call was needed, and what that one found. So every chain has ten calls, and
-a call is right if it is the one that was needed.
+goes on all the same. A reply that holds no call is taken for the call that was needed; a call that is another one is
+run, and then the model is told what was needed and what that finds. So every chain has ten calls, and a call is right
+if it is the one that was needed.
 """
 
 import json
@@ -195,18 +196,18 @@ class AgentTask:
         """The next question; None when the task is done. `previous` is the reply to the last one, None at first."""
         assert (previous is None) == (self._asked == 0), "a reply is due after every question, and only then"
         if previous is None:
-            self._messages = [{"role": "system", "content": _system_message()}]
-            result = "A customer's order is late. Do one step at a time.\n"
+            self._messages = _opening()
+            found = ""
         else:
-            # A server may refuse an assistant's turn that is empty.
-            self._messages.append({"role": "assistant", "content": previous.strip() or "(nothing)"})
-            result = _report(previous, STEPS[self._asked - 1].needed)
+            needed = STEPS[self._asked - 1].needed
+            call = parse_call(previous) or needed
+            self._messages.append({"role": "assistant", "content": str(call)})
+            found = _report(call, needed)
         if self._asked == len(STEPS):
             return None
         step = STEPS[self._asked]
         self._asked += 1
-        content = f"{result}Step {self._asked} of {len(STEPS)}: {step.what}"
-        self._messages.append({"role": "user", "content": content})
+        self._messages.append({"role": "user", "content": found + _asking(step.what, step.needed.tool)})
         return Question(
             suite=_SUITE.name,
             name=f"call-{self._asked:02}",
@@ -217,19 +218,28 @@ class AgentTask:
         )
 
 
-def _report(reply: str, needed: Call) -> str:
-    """What a reply's call found; and where it was another than was needed, what that one finds."""
-    call = parse_call(reply)
-    found = "No call was understood.\n" if call is None else f"Result: {json.dumps(execute(call))}\n"
+def _opening() -> list[dict[str, Any]]:
+    """The tools, and one step of another task as an example."""
+    tools = "\n".join(f"- {name}({', '.join(tool.parameters)}): {tool.description}" for name, tool in _TOOLS.items())
+    example = Call("find_courier", {"warehouse_id": "W-7"})
+    return [
+        {
+            "role": "system",
+            "content": f"You answer every request with one call of a tool, as JSON. The tools:\n{tools}",
+        },
+        {"role": "user", "content": _asking("Find the courier of the warehouse W-7.", example.tool)},
+        {"role": "assistant", "content": str(example)},
+    ]
+
+
+def _asking(what: str, tool: str) -> str:
+    # A small model left to choose makes up tools: what is hard enough for it is to find the arguments.
+    return f"{what} Answer with one JSON call of {tool}({', '.join(_TOOLS[tool].parameters)})."
+
+
+def _report(call: Call, needed: Call) -> str:
+    """What a call found; and where it was another than was needed, what that one finds."""
+    found = f"Result: {json.dumps(execute(call))}\n"
     if is_right(call, needed):
         return found
     return f"{found}The right call was {needed}\nIts result: {json.dumps(execute(needed))}\n"
-
-
-def _system_message() -> str:
-    tools = "\n".join(f"- {name}({', '.join(tool.parameters)}): {tool.description}" for name, tool in _TOOLS.items())
-    example = Call("find_customer", {"name": "Ivo Brandt"})
-    return (
-        f"You work with tools. Answer every step with one call as JSON and nothing else, like this:\n{example}\n\n"
-        f"The tools:\n{tools}"
-    )
