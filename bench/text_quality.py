@@ -1,4 +1,5 @@
-"""How good a text of tokens is, by counting: agreement with another text, repetition, and tokens that do not fit.
+"""How good a text of tokens is, by counting: repetition, and tokens that do not fit. What `stridelm bench` counts as
+well is in stridelm.bench.quality.
 
 Everything here is pure. A stride is what one forward brought: its first token is the model's own, the others came out
 of masks at depths 1, 2, ...
@@ -7,31 +8,14 @@ of masks at depths 1, 2, ...
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
-NGRAM = 4
+from stridelm.bench.quality import Share
+
 PLAUSIBLE, IMPLAUSIBLE = 0.01, 0.001
 """The base model's probability of a token."""
 IMPLAUSIBLE_RANK = 50
 """An implausible token is beyond this rank as well: where hundreds of tokens would do, none of them is likely."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """So many of so many."""
-
-    count: int = 0
-    of: int = 0
-
-    def __add__(self, other: "Share") -> "Share":
-        return Share(self.count + other.count, self.of + other.of)
-
-    @property
-    def share(self) -> float:
-        return self.count / self.of if self.of else 0.0
-
-    def entry(self) -> dict[str, float]:
-        return {"count": self.count, "of": self.of, "share": round(self.share, 5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +30,6 @@ class Judged:
 
 def total(shares: Iterable[Share]) -> Share:
     return sum(shares, Share())
-
-
-def agreement(plain: Items[int], other: Items[int]) -> float:
-    """How much of the plain answer is written before the first other token."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(plain, other, strict=False))
-    return sum(1 for _ in same) / len(plain)
-
-
-def repeated_ngrams(tokens: Items[int], size: int = NGRAM) -> Share:
-    """The n-grams that occurred before in the same text."""
-    ngrams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
-    return Share(len(ngrams) - len(set(ngrams)), len(ngrams))
 
 
 def repeated_tokens(tokens: Items[int]) -> Share:

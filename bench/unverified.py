@@ -24,22 +24,13 @@ from typing import Any
 
 from base_model import BaseModel, Tokens, write_whole
 from stridelm import DecodeSettings, InputError, LanguageModel, LoadSettings, Result, SamplingParams, load
+from stridelm.bench.quality import Share, agreement, repeated_ngrams
 from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.profile import changed_fields
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import PLAIN
 from stridelm.train.record import circumstances
-from text_quality import (
-    Judged,
-    Share,
-    agreement,
-    as_strides,
-    misfits,
-    repeated_ngrams,
-    repeated_tokens,
-    repetition_by_depth,
-    total,
-)
+from text_quality import Judged, as_strides, misfits, repeated_tokens, repetition_by_depth, total
 from unverified_tables import setting_name, tables
 
 EXAMPLES = 5

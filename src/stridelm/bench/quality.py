@@ -1,0 +1,120 @@
+"""What can be said of an answer's text, beside its speed: is it plain decoding's, does it repeat itself, is it right,
+and how likely is it to the base model."""
+
+import math
+import re
+import statistics
+import sys
+from collections.abc import Hashable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from stridelm.bench.records import Answer, Quality, Question
+
+if TYPE_CHECKING:
+    from stridelm.api import LanguageModel
+
+NGRAM = 4
+_TIMES = 3
+_SHORTEST_LOOP = 16
+"""Characters that a loop has in all: a number of many zeros is none, nor is laughter."""
+_PIECE = re.compile(r"\s*\S+|\s+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many of so many."""
+
+    count: int = 0
+    of: int = 0
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(self.count + other.count, self.of + other.of)
+
+    @property
+    def share(self) -> float:
+        return self.count / self.of if self.of else 0.0
+
+    def entry(self) -> dict[str, float]:
+        return {"count": self.count, "of": self.of, "share": round(self.share, 5)}
+
+
+def judge(question: Question, answer: Answer, plain: Answer | None, log_likelihood: float | None) -> Quality:
+    """`plain` is plain decoding's answer to the same question, where there is one to hold against. Texts are compared
+    by tokens; by words, with the space before them, where one of the two has none."""
+    by_tokens = bool(answer.tokens) and (plain is None or bool(plain.tokens))
+    own = answer.tokens if by_tokens else _words(answer.text)
+    identical = departs_at = agreed = None
+    if plain is not None:
+        other = plain.tokens if by_tokens else _words(plain.text)
+        identical, agreed = own == other, agreement(other, own)
+        departs_at = None if identical else common(other, own)
+    return Quality(
+        identical=identical,
+        departs_at=departs_at,
+        agreement=agreed,
+        log_likelihood=log_likelihood,
+        repetition=repeated_ngrams(answer.tokens or _words(answer.text)).share,
+        loops=loops(answer.text),
+        right=None if question.checker is None else question.checker(answer.text),
+    )
+
+
+def common(plain: Items[object], other: Items[object]) -> int:
+    """How many of their first tokens two texts share."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, other, strict=False)))
+
+
+def agreement(plain: Items[object], other: Items[object]) -> float:
+    """How much of the plain answer is written before the first other token."""
+    return common(plain, other) / len(plain) if plain else 1.0
+
+
+def repeated_ngrams(tokens: Items[Hashable], size: int = NGRAM) -> Share:
+    """The n-grams that occurred before in the same text."""
+    ngrams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
+    return Share(len(ngrams) - len(set(ngrams)), len(ngrams))
+
+
+def loops(text: str) -> bool:
+    """Whether a third of the text or more, up to its end, says one thing three times or more.
+
+    Letter by letter, so that it does not matter where the text is cut off: `2, 3, 4` and lists of different entries
+    change from one time to the next, and a list of equal ones that is closed has an end.
+    """
+    # The last time may lack its full stop and the space behind it.
+    text = " ".join(text.split()).rstrip(".!?… ")
+    least = max(_SHORTEST_LOOP, len(text) / 3)
+    backwards = text[::-1]
+    for period in range(1, (len(text) + 2) // _TIMES + 1):
+        if period + common(backwards, backwards[period:]) >= max(least, _TIMES * period - 2):
+            return True
+    return False
+
+
+def mean_log_likelihood(model: "LanguageModel", prompt_tokens: Items[int], tokens: Items[int]) -> float | None:
+    """The model's mean log-probability of an answer's tokens, given the prompt and those before; None of no tokens.
+
+    No other answers may be in the making. The text is in the cache afterwards: `model.forget()` before timing.
+    """
+    if not tokens:
+        return None
+    engine = model.engine
+    assert not engine.scheduler.has_work, "strides of other answers would be lost"
+    sequence = model.scoring([*prompt_tokens, *tokens])
+    engine.add(sequence)
+    probabilities: list[float] = []
+    while sequence.finish_reason is None:
+        for _, stride in engine.step():
+            if isinstance(stride, Exception):
+                raise stride
+            probabilities += stride.confidence
+    # The least that a float holds stands for what has no logarithm.
+    return statistics.fmean(math.log(max(each, sys.float_info.min)) for each in probabilities[-len(tokens) :])
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """With the space before each, so that all of the text is in them."""
+    return tuple(_PIECE.findall(text))
