@@ -24,7 +24,7 @@ class RemoteSpeaker:
     ) -> None:
         """`model`: default the server's first. `stride`: decoding settings, for servers that know them."""
         self._endpoint = endpoint
-        self._model = _find_model(endpoint, model)
+        self._model = find_model(endpoint, model)
         self._stride = dict(stride)
         plain = SamplingParams()
         self._sampling = {
@@ -58,7 +58,7 @@ class RemoteSpeaker:
         return RemoteReply(self._endpoint, body)
 
 
-def _find_model(endpoint: Endpoint, model: str | None) -> str:
+def find_model(endpoint: Endpoint, model: str | None) -> str:
     """Also asked if the model is named: a server that is not there, or a wrong key, is told at the start."""
     try:
         listed = endpoint.get("/models")
@@ -127,6 +127,7 @@ class RemoteReply:
             seconds=self._last - self._started,
             first=None if self._first is None else self._first - self._started,
             tokens=_kept(usage.get("completion_tokens"), int),
+            prompt_tokens=_kept(usage.get("prompt_tokens"), int),
             forwards=_kept(stride.get("forwards"), int),  # the histogram may count only those that verified drafts
             strides=strides,
             histogram=histogram,

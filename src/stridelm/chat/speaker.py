@@ -27,6 +27,7 @@ class Report:
     decoder: str | None = None
     exact: bool | None = None
     exact_to: str | None = None
+    prompt_tokens: int | None = None
     finish_reason: str | None = None
 
     @property

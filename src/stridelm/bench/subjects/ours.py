@@ -1,0 +1,129 @@
+"""Our own decoders, all on one loaded model: what `generate` does, stride by stride, and where its time goes.
+
+What a decoder learns (the planner of `auto`, how often whose drafts stand) it keeps from question to question, as in a
+process that serves.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from stridelm import __version__
+from stridelm.api import LanguageModel
+from stridelm.bench.records import Answer, Question
+from stridelm.bench.subjects import WARM_UP, memory_peak, prompt_of
+from stridelm.bench.subjects.phases import HeadCost, watched
+from stridelm.params import InputError, SamplingParams
+from stridelm.profile import changed_fields, label
+from stridelm.settings import PLAIN, DecodeSettings
+from stridelm.types import ROOT, Sequence, Stride, Trace
+
+
+def ours(
+    model: LanguageModel, settings: Iterable[DecodeSettings], params: SamplingParams | None = None
+) -> list["Ours"]:
+    """A subject for each of the settings. Plain decoding, the baseline, comes first, whether it is among them or not.
+    `params`: greedy by default; how many tokens is each question's own matter."""
+    params = params or SamplingParams()
+    if params.temperature and params.seed is None:
+        raise InputError("a bench at a temperature needs a --seed, the same for all subjects")
+    head_cost = HeadCost(model.engine.forward)
+    return [Ours(model, each, params, head_cost) for each in dict.fromkeys((DecodeSettings(PLAIN), *settings))]
+
+
+def check_questions(model: LanguageModel, questions: Iterable[Question]) -> None:
+    """A prompt that the model does not take must not cost the measurements before it."""
+    for question in questions:
+        try:
+            model.encode(prompt_of(question))
+        except InputError as error:
+            raise InputError(f"{question.suite}, question {question.name}: {error}") from error
+
+
+class Ours:
+    """One decoder with its settings."""
+
+    def __init__(
+        self, model: LanguageModel, settings: DecodeSettings, params: SamplingParams, head_cost: HeadCost
+    ) -> None:
+        self.name = label(settings)
+        self.about: dict[str, Any] = {
+            "library": "stridelm",
+            "version": __version__,
+            "decoder": settings.decoder,
+            "settings": changed_fields(settings),
+            "exact": None,
+            "exact_to": model.target.description,
+        }
+        self._model, self._settings, self._params, self._head_cost = model, settings, params, head_cost
+
+    def start(self) -> None:
+        """Make the decoder: the cost of forwards is measured now, if it is not known yet."""
+        settings = self._model.check(self._settings)
+        sequence = self._model.sequence([0], self._params, settings)
+        self.about["exact"] = self._model.is_exact(sequence, settings.decoder)
+
+    def warm_up(self) -> None:
+        self.ask(WARM_UP)
+
+    def ask(self, question: Question) -> Answer:
+        model, params = self._model, replace(self._params, max_tokens=question.max_tokens)
+        model.forget()
+        started = time.perf_counter()
+        sequence = model.sequence(model.encode(prompt_of(question)), params, self._settings)
+        sequence.is_traced = True
+        with watched(model.engine, sequence) as watch:
+            strides, moments = self._run(sequence)
+        seconds = time.perf_counter() - started
+        stats = sequence.stats
+        drafted, accepted = by_depth([stride.trace for stride in strides if stride.trace is not None])
+        return Answer(
+            tokens=tuple(sequence.output),
+            text="".join(stride.text for stride in strides),
+            stride_tokens=tuple(len(stride.tokens) for stride in strides),
+            stride_seconds=tuple(moment - started for moment in moments),
+            seconds=seconds,
+            prompt_tokens=stats.prompt_tokens,
+            forwards=stats.forwards,
+            rows=stats.rows - (stats.prompt_tokens - stats.reused),
+            drafted_by_depth=drafted,
+            accepted_by_depth=accepted,
+            phases=watch.phases(seconds, self._head_cost),
+            memory_peak=memory_peak(),
+        )
+
+    def _run(self, sequence: Sequence) -> tuple[list[Stride], list[float]]:
+        """The strides, and when each of them came."""
+        engine = self._model.engine
+        strides: list[Stride] = []
+        moments: list[float] = []
+        engine.add(sequence)
+        try:
+            while sequence.finish_reason is None:
+                for _, event in engine.step():
+                    if not isinstance(event, Stride):
+                        raise event
+                    strides.append(event)
+                    moments.append(time.perf_counter())
+        finally:
+            engine.remove(sequence)
+        return strides, moments
+
+    def close(self) -> None:
+        """The model is the others', too."""
+
+
+def by_depth(traces: Iterable[Trace]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """By depth, from 1: the drafts whose parent stood, and those that stood themselves."""
+    drafted: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    for trace in traces:
+        tree, stood = trace.block.tree, {row - trace.block.pending for row in trace.kept}
+        for node, (parent, depth) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+            if parent == ROOT or parent in stood:
+                drafted[depth] += 1
+                accepted[depth] += node in stood
+    depths = range(1, max(drafted, default=0) + 1)
+    return tuple(drafted[depth] for depth in depths), tuple(accepted[depth] for depth in depths)

@@ -1,0 +1,136 @@
+"""Where the time of an answer of ours goes, seen from outside: the engine's own loop is left as it is.
+
+    draft      the policy's `plan` (who proposes, and how much of it is run) and its `observe`
+    forward    the forward pass without its output head: reading the prompt, too
+    head       what the output head costs on as many rows, timed by itself and taken off the forward: both backends run
+               it inside their pass, where nobody can look
+    sampling   the draws from the model's own rows
+    verify     the rest of the policy's `commit`: the walk over the tree, the model's confidence, what the planner
+               learns, and the masks that the next drafts come from
+    rest       what is left: the prompt's tokens, scheduling, the cache, the text
+
+Together they are the answer's seconds.
+"""
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+from stridelm.contracts import Forward, Policy
+from stridelm.decode import adaptive, autoregressive
+from stridelm.engine.engine import Engine
+from stridelm.model.kv_cache import Table
+from stridelm.sampling import Draw, drawer
+from stridelm.types import Array, Output, Rows, Sequence
+
+_HEAD_TRIALS = 5
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+
+class HeadCost:
+    """What the output head of a model costs, by number of rows; each timed when first asked for."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._seconds: dict[int, float] = {0: 0.0}
+
+    def __call__(self, rows: int) -> float:
+        if rows not in self._seconds:
+            self._seconds[rows] = self._time(rows)
+        return self._seconds[rows]
+
+    def _time(self, rows: int) -> float:
+        forward, hidden_XC = self._forward, self._forward.zeros(rows)
+        times: list[float] = []
+        for _ in range(1 + _HEAD_TRIALS):  # the first warms up
+            started = time.perf_counter()
+            forward.score(hidden_XC)
+            forward.synchronize()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[1:])
+
+
+class Watch:
+    """Seconds inside of what was wrapped, and how many rows the output head ran on, step by step."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.scored: Counter[int] = Counter()
+
+    def timed(self, part: str, call: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        def run(*arguments: _Given.args, **named: _Given.kwargs) -> _Result:
+            started = time.perf_counter()
+            try:
+                return call(*arguments, **named)
+            finally:
+                self.seconds[part] += time.perf_counter() - started
+
+        return run
+
+    def phases(self, seconds: float, head_cost: HeadCost) -> dict[str, float]:
+        """By phase, of an answer that took so many seconds; together these."""
+        forward = self.seconds["forward"]
+        head = min(forward, sum(count * head_cost(rows) for rows, count in self.scored.items()))
+        phases = {
+            "draft": self.seconds["draft"],
+            "forward": forward - head,
+            "head": head,
+            "verify": max(0.0, self.seconds["commit"] - self.seconds["sampling"]),
+            "sampling": self.seconds["sampling"],
+        }
+        return phases | {"rest": max(0.0, seconds - sum(phases.values()))}
+
+
+class _WatchedPolicy:
+    """Keeps `contracts.Policy` as another does, and counts its time."""
+
+    def __init__(self, policy: Policy, watch: Watch) -> None:
+        self.exact, self.reads_whole_texts = policy.exact, policy.reads_whole_texts
+        self.needed_rows, self.spare_rows = policy.needed_rows, policy.spare_rows
+        self.plan = watch.timed("draft", policy.plan)
+        self.commit = watch.timed("commit", policy.commit)
+        self.observe = watch.timed("draft", policy.observe)
+        self.release = policy.release
+
+
+class _WatchedForward:
+    """A forward whose calls are timed; all else is the other's own."""
+
+    def __init__(self, forward: Forward, watch: Watch) -> None:
+        self._forward, self._watch = forward, watch
+        self._run = watch.timed("forward", self._finish)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        self._watch.scored[sum(each.stop - each.start for each in rows.scored_segments)] += 1
+        return self._run(rows, tables)
+
+    def _finish(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        outputs = self._forward(rows, tables)
+        self._forward.synchronize()  # or a GPU's time would be counted where its results are first looked at
+        return outputs
+
+
+@contextmanager
+def watched(engine: Engine, sequence: Sequence) -> Iterator[Watch]:
+    """Watch an answer that the engine does not know of yet, and no other one, until the end of the block."""
+    watch = Watch()
+    forward, policy = engine.forward, sequence.policy
+
+    def watched_drawer(logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
+        return watch.timed("sampling", watch.timed("sampling", drawer)(logits_WV, sequence, tolerance))
+
+    engine.forward = cast(Forward, _WatchedForward(forward, watch))
+    sequence.policy = _WatchedPolicy(policy, watch)
+    autoregressive.drawer = adaptive.drawer = watched_drawer
+    try:
+        yield watch
+    finally:
+        autoregressive.drawer = adaptive.drawer = drawer
+        engine.forward, sequence.policy = forward, policy
