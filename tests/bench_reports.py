@@ -1,5 +1,5 @@
-"""A made-up bench report with everything in it: subjects that keep the text, one that does not, one that loops, a server
-that tells little, long contexts, theory, a frontier and an adaptation."""
+"""A made-up bench report with everything in it: subjects that keep the text, one that does not, one that loops, a
+server that tells little, long contexts, theory, a frontier and an adaptation."""
 
 import random
 import statistics
@@ -9,8 +9,23 @@ from stridelm.bench.figures import Figures, Spread
 from stridelm.bench.records import Answer, Quality, Record, Report
 
 PLAIN, EXACT, LOSSY, LOOPING, SERVER = "plain", "auto", "adaptive threshold 0.9", "static k 3", "llama.cpp server"
-HOSTILE = "</pre><script>alert(1)</script> & \"quoted\" <img src=http://example.com/x.png>"
-_WORDS = "the seats are sold on Monday so we take them away from all of the rows and write down what is left over".split()
+HOSTILE = '</pre><script>alert(1)</script> & "quoted" <img src=http://example.com/x.png>'
+_WORDS: tuple[str, ...] = (
+    "seats",
+    "are",
+    "sold",
+    "on",
+    "Monday",
+    "so",
+    "we",
+    "take",
+    "them",
+    "away",
+    "from",
+    "rows",
+    "and",
+    "left",
+)
 _SPEED = {PLAIN: 20.0, EXACT: 37.0, LOSSY: 46.0, LOOPING: 51.0, SERVER: 24.0}
 _PER_FORWARD = {PLAIN: 1.0, EXACT: 2.3, LOSSY: 2.9, LOOPING: 3.0, SERVER: None}
 _EASE = {"maths": 1.15, "code": 1.3, "chat": 0.85, "long": 1.0}
@@ -69,7 +84,7 @@ def _record(
         seconds.append(now)
     speculative = name not in (PLAIN, SERVER)
     drafted = tuple(round(40 * 0.8**depth) for depth in range(6)) if speculative else ()
-    rates = [min(0.97, 0.78 * ease) * 0.93**depth for depth in range(len(drafted))]
+    rates = [min(0.97, (0.7 + 0.03 * len(name) % 0.15) * ease) * 0.93**depth for depth in range(len(drafted))]
     phases = {} if per_forward is None else {"forward": 0.7, "head": 0.12, "verify": 0.01, "sampling": 0.03}
     phases |= {"draft": 0.06, "rest": 0.08} if speculative else {"rest": 0.14} if phases else {}
     return Record(
@@ -188,7 +203,12 @@ def _frontier() -> dict[str, Any]:
 
 
 def _adaptation() -> dict[str, Any]:
-    domains = [("maths", 2.1, 2.9, True), ("law", 1.7, 2.4, True), ("code", 2.5, 2.45, False), ("chat", 1.6, 1.7, False)]
+    domains = [
+        ("maths", 2.1, 2.9, True),
+        ("law", 1.7, 2.4, True),
+        ("code", 2.5, 2.45, False),
+        ("chat", 1.6, 1.7, False),
+    ]
     return {
         "domains": [
             {"domain": name, "before": before, "after": after, "trained_on": trained}
