@@ -56,7 +56,7 @@ def page(report: Report, figures: list[Figures], drawn: list[Picture] | None) ->
         ("absent", "Who took no part", _absent(report)),
         ("repeat", "To repeat it", _repeat(report)),
     )
-    links = "".join(element("a", said(name), href=f"#{anchor}") for anchor, name, _ in sections)
+    links = " ".join(element("a", said(name), href=f"#{anchor}") for anchor, name, _ in sections)
     body = joined(
         [
             element("h1", said(title)),
@@ -114,20 +114,21 @@ def _run(report: Report) -> str:
     subjects = {
         name: "; ".join(f"{key} {value}" for key, value in flat(what).items()) for name, what in report.subjects.items()
     }
-    return joined(
+    tables = joined(
         [
             two_columns("Machine, versions and time", ("what", "value"), flat(circumstances)),
             two_columns("Settings of the run", ("setting", "value"), flat(report.settings)),
             two_columns("Subjects", ("subject", "what it is"), subjects),
         ]
     )
+    return element("div", tables, class_="beside")
 
 
 def _main_table(report: Report, figures: list[Figures]) -> str:
-    titles = [column.title.replace("\n", " ").replace("/ ", "/").replace("- ", "-") for column in COLUMNS]
-    bodies = [element("tbody", "".join(_suite_rows(report, figures, suite))) for suite in suites_of(figures)]
+    titles = [column.heading for column in COLUMNS]
+    bodies = [element("tbody", "".join(_suite_rows(figures, suite))) for suite in suites_of(figures)]
     caption = f"By suite and subject; speed-ups are over {report.baseline}"
-    meanings = dict(zip(titles, (column.meaning for column in COLUMNS), strict=True))
+    meanings = {column.heading.replace("\n", ""): column.meaning for column in COLUMNS}
     legend = two_columns("The columns", ("column", "what it says"), meanings)
     return joined(
         [
@@ -137,7 +138,7 @@ def _main_table(report: Report, figures: list[Figures]) -> str:
     )
 
 
-def _suite_rows(report: Report, figures: list[Figures], suite: str) -> Iterator[str]:
+def _suite_rows(figures: list[Figures], suite: str) -> Iterator[str]:
     yield element("tr", element("th", said(suite), scope="rowgroup", colspan=str(1 + len(COLUMNS))))
     for each in figures:
         if each.suite == suite:

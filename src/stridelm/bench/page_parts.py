@@ -19,26 +19,36 @@ h3{margin:1.6rem 0 .3rem}a{color:var(--link)}nav a{margin-right:1rem;white-space
 .scroll{overflow-x:auto;margin:.8rem 0}
 table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--grey);padding:.2rem 0 .5rem;caption-side:top}
+caption span{position:sticky;left:0;display:inline-block;max-width:calc(100vw - 4rem)}
 th,td{padding:.28rem .6rem;text-align:right;vertical-align:top;border-bottom:1px solid var(--grid)}
 thead th{vertical-align:bottom;background:var(--soft)}
-tbody th,.words{text-align:left;font-weight:normal}
+td{white-space:nowrap}.words{white-space:normal}
+th:first-child,th.words,tbody th,.words,.lines th{text-align:left}tbody th{font-weight:normal}
+.lines td{overflow-wrap:anywhere}
+.beside{display:grid;gap:0 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
+.beside>*{min-width:0}
 tbody th[scope=rowgroup]{font-weight:600;background:var(--soft)}
 main .wide thead th:first-child,main .wide tbody th[scope=row]{position:sticky;left:0}
 main .wide tbody th[scope=row]{background:var(--paper)}
-.verdict{min-width:11rem}.alarm{color:var(--alarm);font-weight:600}.good{color:var(--good)}.faint{color:var(--grey)}
+.verdict{min-width:11rem}main .wide tbody th[scope=row]{min-width:6.5rem}
+.alarm{color:var(--alarm);font-weight:600}.good{color:var(--good)}.faint{color:var(--grey)}
 .box{border-left:4px solid var(--alarm);background:var(--alarm-soft);padding:.6rem 1rem;margin:1rem 0}
 figure{margin:1rem 0 2rem}figure .scroll{margin:0}
-svg{display:block;width:100%;min-width:40rem;max-width:62rem;height:auto}svg.narrow{max-width:44rem}
+svg{display:block;width:100%;min-width:40rem;height:auto}
 svg *{stroke-linejoin:round;stroke-linecap:butt}
 figcaption{color:var(--grey);font-size:.9rem;max-width:48rem}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext;background:var(--soft);padding:.7rem;margin:.3rem 0;
-font:.8rem/1.45 ui-monospace,monospace}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:plaintext;background:var(--soft);padding:.7rem;
+margin:.3rem 0;font:.8rem/1.45 ui-monospace,monospace}
 mark{background:var(--alarm-soft);color:var(--alarm);font-weight:700;outline:1px solid var(--alarm)}
 details{margin:.2rem 0}summary{cursor:pointer}
 .texts{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr))}
 .texts h4{margin:.4rem 0 0;font-size:.8rem;color:var(--grey)}
-@media (max-width:40rem){body{font-size:15px}.texts{width:calc(100vw - 4rem)}}
+@media (max-width:40rem){body{font-size:15px}th,td{padding:.28rem .35rem}
+.texts{width:calc(100vw - 3.5rem)}.verdict{min-width:7.5rem}
+main .wide tbody th[scope=row]{min-width:5rem}}
 """
+_OF_WORDS = ("subject", "text")
+"""Columns that begin on the left, as words do; numbers end on the right."""
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """What a page may not hold, or nobody would see."""
 
@@ -54,15 +64,19 @@ def element(name: str, content: str, **attributes: str) -> str:
     return f"<{name}{given}>{content}</{name}>"
 
 
-def head_row(titles: Iterable[str]) -> str:
-    return element("thead", element("tr", "".join(element("th", said(title), scope="col") for title in titles)))
-
-
 def table(caption: str, titles: Iterable[str], bodies: Iterable[str], class_: str = "") -> str:
     """In a box that scrolls by itself, by the keyboard as well, so that a phone does not scroll the page sideways."""
-    content = element("caption", said(caption)) + head_row(titles) + "".join(bodies)
+    heads = "".join(_head(title) for title in titles)
+    content = element("caption", element("span", said(caption))) + element("thead", element("tr", heads))
+    content += "".join(bodies)
     return element("div", element("table", content), class_=f"scroll {class_}".strip(), tabindex="0", role="region",
                    aria_label=caption)  # fmt: skip
+
+
+def _head(title: str) -> str:
+    """A line break in the title is where it may be broken."""
+    content = said(title).replace("\n", "<wbr>")
+    return element("th", content, scope="col", class_="words" if title in _OF_WORDS else "figure")
 
 
 def two_columns(caption: str, titles: tuple[str, str], lines: dict[str, str]) -> str:
@@ -70,7 +84,7 @@ def two_columns(caption: str, titles: tuple[str, str], lines: dict[str, str]) ->
         element("tr", element("th", said(name), scope="row") + element("td", said(value), class_="words"))
         for name, value in lines.items()
     )
-    return table(caption, titles, [element("tbody", rows)])
+    return table(caption, titles, [element("tbody", rows)], class_="lines")
 
 
 def texts(titles: Sequence[str], contents: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from stridelm.bench.page_parts import element, joined, parted, said, table, text
 from stridelm.bench.records import Record, Report
 from stridelm.bench.wording import number, share
 
-_TITLES = ("question", "subject", "text", "tokens", "tokens/s", "tokens/forward", "right")
+_TITLES = ("subject", "text", "tokens", "tokens/s", "tokens/forward", "right")
 
 
 def questions(report: Report) -> str:
@@ -25,8 +25,8 @@ def _suite(report: Report, suite: str) -> str:
     bodies = [_question(report, name, list(group)) for name, group in groupby(records, lambda record: record.question)]
     odd = sum(_differs(record) for record in records), sum(record.quality.loops for record in records)
     heading = f"{suite}: {len(bodies)} questions, {len(records)} answers, {odd[0]} differ, {odd[1]} loop"
-    caption = f"{suite}: medians over rounds; texts are shown where they differ from {report.baseline}'s or loop"
-    return element("details", element("summary", said(heading)) + table(caption, _TITLES, bodies))
+    caption = f"{suite}: over all rounds; texts are shown where they differ from {report.baseline}'s or loop"
+    return element("details", element("summary", said(heading)) + table(caption, _TITLES, bodies, class_="wide"))
 
 
 def _question(report: Report, name: str, records: list[Record]) -> str:
@@ -38,22 +38,20 @@ def _question(report: Report, name: str, records: list[Record]) -> str:
         rows.append(_row(subject, own))
         if shown is not None:
             rows.append(element("td", _texts(report, shown, plain.get(shown.round)), class_="words",
-                                colspan=str(len(_TITLES) - 1)))  # fmt: skip
-    first = element("th", said(name), scope="rowgroup", rowspan=str(len(rows)))
-    return element("tbody", "".join(element("tr", (first if row is rows[0] else "") + row) for row in rows))
+                                colspan=str(len(_TITLES))))  # fmt: skip
+    first = element("th", said(name), scope="rowgroup", colspan=str(len(_TITLES)))
+    return element("tbody", "".join(element("tr", row) for row in (first, *rows)))
 
 
 def _row(subject: str, own: list[Record]) -> str:
     forwards = sum(record.answer.forwards or 0 for record in own)
     tokens = sum(record.answer.count for record in own)
     judged = [record.quality.right for record in own if record.quality.right is not None]
-    speed = statistics.median(
-        record.answer.count / record.answer.seconds for record in own if record.answer.seconds > 0
-    )
+    seconds = sum(record.answer.seconds for record in own)
     is_odd = any(_differs(record) or record.quality.loops for record in own)
     cells = (
-        number(statistics.median(record.answer.count for record in own), "g"),
-        number(speed, ".1f"),
+        number(statistics.median(record.answer.count for record in own), ".0f"),
+        number(tokens / seconds if seconds else None, ".1f"),
         number(tokens / forwards if forwards else None),
         share(sum(judged) / len(judged) if judged else None),
     )

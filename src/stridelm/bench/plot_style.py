@@ -25,6 +25,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
 MISSING = "the pictures need matplotlib, which is not installed (pip install 'stridelm[bench]')"
 
+_POINTS_A_REM = 11.6
+"""How large a picture stands in a page at most: its letters are then a little smaller than the page's."""
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar in a name is a dollar
     "svg.fonttype": "none",  # letters stay letters: they can be read aloud, searched and marked
@@ -131,9 +133,11 @@ def as_svg(figure: "Figure", name: str, title: str) -> str:
     drawn = re.sub(r"<style type=\"text/css\">.*?</style>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"(\sid=\"|url\(#|href=\"#)", rf"\g<1>{name}-", drawn)
     opening = f'<svg role="img" aria-labelledby="{name}-name"'
-    view = re.search(r'viewBox="[^"]*"', drawn)
+    view = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', drawn)
     assert view, "matplotlib writes a viewBox"
-    opening = f'<svg role="img" aria-labelledby="{name}-name" {view[0]}><title id="{name}-name">{escape(title)}</title>'
+    size = f'style="max-width:{float(view[1]) / _POINTS_A_REM:.1f}rem"'
+    opening = f'<svg role="img" aria-labelledby="{name}-name" {size} {view[0]}>'
+    opening += f'<title id="{name}-name">{escape(title)}</title>'
     drawn = opening + drawn[drawn.index(">") + 1 :]
     for own, of_page in _OF_PAGE.items():
         drawn = drawn.replace(own, of_page)

@@ -1,5 +1,6 @@
 """How figures are said: one set of columns and of words for the terminal, the page and the comparison."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,11 @@ class Column:
     rank: int = 0
     """Where there is too little room, the highest rank goes first; 0 stays."""
 
+    @property
+    def heading(self) -> str:
+        """The title with a line break only where it splits a word."""
+        return re.sub(r"(?<![/-])\n(?!/)", " ", self.title)
+
 
 def text_verdict(figures: Figures) -> str:
     """What became of the text. It stands right beside the speed-up, which is worth little without it."""
@@ -36,8 +42,14 @@ def is_alarming(figures: Figures) -> bool:
     return figures.differs or figures.loops > 0
 
 
+def interval(spread: Spread | None, form: str, unit: str = "") -> str:
+    if spread is None:
+        return NOTHING
+    return f"{spread.median:{form}}{unit} ({spread.low:{form}}-{spread.high:{form}})"
+
+
 def multiple(spread: Spread | None) -> str:
-    return NOTHING if spread is None else f"{spread.median:.2f}x ({spread.low:.2f}-{spread.high:.2f})"
+    return interval(spread, ".2f", "x")
 
 
 def milliseconds(seconds: float) -> str:
@@ -106,6 +118,8 @@ def flat(entry: dict[str, Any], above: str = "") -> dict[str, str]:
             lines |= flat(value, name)
         elif isinstance(value, list | tuple):
             lines[name] = ", ".join(map(str, value)) or NOTHING
+        elif isinstance(value, bool):
+            lines[name] = "yes" if value else "no"
         else:
             lines[name] = NOTHING if value is None else str(value)
     return lines
