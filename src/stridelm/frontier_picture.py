@@ -87,7 +87,8 @@ def _set_limits(axes: "Axes", measured: list[Measured], places: dict[DecodeSetti
 
 
 _DIRECTIONS = ((1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1))
-_Box = tuple[float, float, float, float]
+Box = tuple[float, float, float, float]
+"""Left, bottom, right and top, in points."""
 
 
 def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> None:
@@ -105,7 +106,7 @@ def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> No
         if x > 1:
             axes.annotate(name, (x, each.high), (0, 5), rotation=90, ha="center", va="bottom", **text)
             continue
-        right, up, distance = _free_place(at(x, each.speed_up), 4.1 * len(name), frame, taken)
+        right, up, distance = free_place(at(x, each.speed_up), 4.1 * len(name), frame, taken)
         side = {1: "left", 0: "center", -1: "right"}[right]
         back = {"arrowstyle": "-", "color": "grey", "linewidth": 0.5, "relpos": ((1 - right) / 2, 0.5)}
         offset = (distance * right, distance * up)
@@ -114,7 +115,7 @@ def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> No
         )
 
 
-def _free_place(point: tuple[float, float], width: float, frame: _Box, taken: list[_Box]) -> tuple[int, int, int]:
+def free_place(point: tuple[float, float], width: float, frame: Box, taken: list[Box]) -> tuple[int, int, int]:
     """Right, up and distance from the point of the nearest place for a label of this width, which then is taken."""
     for distance, (right, up) in product((8, 18, 30, 44, 60, 80, 105), _DIRECTIONS):
         left, low = point[0] + distance * right - width * (1 - right) / 2, point[1] + distance * up - 4.5
@@ -126,5 +127,5 @@ def _free_place(point: tuple[float, float], width: float, frame: _Box, taken: li
     return 1, 0, 8
 
 
-def _overlap(one: _Box, other: _Box) -> bool:
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

@@ -1,0 +1,217 @@
+"""A made-up bench report with everything in it: subjects that keep the text, one that does not, one that loops, a
+server that tells little, long contexts, theory, a frontier and an adaptation."""
+
+import random
+import statistics
+from typing import Any
+
+from stridelm.bench.figures import Figures, Spread
+from stridelm.bench.records import Answer, Quality, Record, Report
+
+PLAIN, EXACT, LOSSY, LOOPING, SERVER = "plain", "auto", "adaptive threshold 0.9", "static k 3", "llama.cpp server"
+HOSTILE = '</pre><script>alert(1)</script> & "quoted" <img src=http://example.com/x.png>'
+_WORDS: tuple[str, ...] = (
+    "seats",
+    "are",
+    "sold",
+    "on",
+    "Monday",
+    "so",
+    "we",
+    "take",
+    "them",
+    "away",
+    "from",
+    "rows",
+    "and",
+    "left",
+)
+_SPEED = {PLAIN: 20.0, EXACT: 37.0, LOSSY: 46.0, LOOPING: 51.0, SERVER: 24.0}
+_PER_FORWARD = {PLAIN: 1.0, EXACT: 2.3, LOSSY: 2.9, LOOPING: 3.0, SERVER: None}
+_EASE = {"maths": 1.15, "code": 1.3, "chat": 0.85, "long": 1.0}
+
+
+def made_report(subjects: tuple[str, ...] = tuple(_SPEED), rounds: int = 2, questions: int = 4) -> Report:
+    dice = random.Random(0)
+    report = Report(
+        settings={"suites": list(_EASE), "subjects": list(subjects), "rounds": rounds, "max_tokens": 96, "threads": 2},
+        circumstances={
+            "command": "stridelm bench --suites maths,code,chat,long --page bench-page",
+            "stridelm": "0.8.0",
+            "commit": "26e0761",
+            "time": "2026-11-20T10:00:00+00:00",
+            "model": "smollm2-135m",
+            "versions": {"torch": "2.13.0", "transformers": "5.17.0"},
+            "machine": {"processor": "Intel(R) Xeon(R) @ 2.80GHz", "threads": 2, "device": "cpu"},
+        },
+        baseline=PLAIN,
+        subjects={name: {"decoder": name, "exact": name in (PLAIN, EXACT)} for name in subjects},
+        absent={"vllm": "not installed (<b>pip install vllm</b>)"},
+    )
+    for round_number in range(rounds):
+        for suite in _EASE:
+            for place in range(questions):
+                words = random.Random(f"{suite}{place}").choices(_WORDS, k=60)
+                prompt = 256 * 2**place if suite == "long" else 40
+                for name in subjects:
+                    report.records.append(_record(dice, suite, place, name, round_number, words, prompt))
+    report.extra = {"theory": _theory(subjects), "frontier": _frontier(), "adaptation": _adaptation()}
+    return report
+
+
+def _record(
+    dice: random.Random, suite: str, place: int, name: str, round_number: int, words: list[str], prompt: int
+) -> Record:
+    own, quality = list(words), Quality(identical=True, agreement=1.0, repetition=0.04, right=place != 1)
+    if name == LOSSY and place % 2:
+        departs = 17 + 3 * place
+        own[departs:] = ["so", HOSTILE, *random.Random(departs).choices(_WORDS, k=30)]
+        quality = Quality(False, departs, departs / len(words), -1.1, 0.06, False, place == 3)
+    if name == LOOPING:
+        own[20:] = ["and", "then"] * 25
+        quality = Quality(False, 20, 20 / len(words), -0.4, 0.7, True, False)
+    if name == SERVER:
+        quality = Quality(repetition=0.05, right=place != 2)
+    if suite == "chat":
+        quality = Quality(quality.identical, quality.departs_at, quality.agreement, -0.9, quality.repetition,
+                          quality.loops)  # fmt: skip
+    per_forward = _PER_FORWARD[name]
+    ease = _EASE[suite] if name not in (PLAIN, SERVER) else 1.0
+    strides, seconds, now = [], [], 0.12 + prompt * 2e-4
+    while sum(strides) < len(own):
+        strides.append(min(len(own) - sum(strides), max(1, round(dice.gauss((per_forward or 1) * ease, 0.8)))))
+        now += (per_forward or 1) / _SPEED[name] * dice.lognormvariate(0, 0.12)
+        seconds.append(now)
+    speculative = name not in (PLAIN, SERVER)
+    drafted = tuple(round(40 * 0.8**depth) for depth in range(6)) if speculative else ()
+    rates = [min(0.97, (0.7 + 0.03 * len(name) % 0.15) * ease) * 0.93**depth for depth in range(len(drafted))]
+    phases = {} if per_forward is None else {"forward": 0.7, "head": 0.12, "verify": 0.01, "sampling": 0.03}
+    phases |= {"draft": 0.06, "rest": 0.08} if speculative else {"rest": 0.14} if phases else {}
+    return Record(
+        suite,
+        f"{suite}-{place + 1}",
+        name,
+        round_number,
+        Answer(
+            tokens=() if name == SERVER else tuple(hash_of(word) for word in own),
+            text=" ".join(own),
+            stride_tokens=tuple(strides),
+            stride_seconds=tuple(seconds),
+            seconds=now + 0.003,
+            prompt_tokens=prompt,
+            forwards=len(strides) if per_forward else None,
+            rows=len(strides) * (6 if speculative else 1) if per_forward else None,
+            drafted_by_depth=drafted,
+            accepted_by_depth=tuple(round(count * rate) for count, rate in zip(drafted, rates, strict=True)),
+            phases={phase: part * now for phase, part in phases.items()},
+            memory_peak=None if name == SERVER else 900 * 2**20,
+        ),
+        quality,
+    )
+
+
+def hash_of(word: str) -> int:
+    return sum(ord(letter) * 31**place for place, letter in enumerate(word)) % 49152
+
+
+def made_figures(report: Report) -> list[Figures]:
+    found: list[Figures] = []
+    for suite in dict.fromkeys(record.suite for record in report.records):
+        for subject in report.subjects:
+            part = [record for record in report.records if (record.suite, record.subject) == (suite, subject)]
+            if part:
+                found.append(_figures(report, suite, subject, part))
+    return found
+
+
+def _figures(report: Report, suite: str, subject: str, part: list[Record]) -> Figures:
+    plain = {
+        (record.question, record.round): record.answer.count / record.answer.seconds
+        for record in report.records
+        if record.subject == report.baseline and record.suite == suite
+    }
+    answers, qualities = [record.answer for record in part], [record.quality for record in part]
+    speeds = [answer.count / answer.seconds for answer in answers]
+    ratios = [speed / plain[record.question, record.round] for speed, record in zip(speeds, part, strict=True)]
+    gaps = [
+        after - before
+        for answer in answers
+        for before, after in zip(answer.stride_seconds, answer.stride_seconds[1:], strict=False)
+    ]
+    cuts = statistics.quantiles(gaps, n=100)
+    departs = [quality.departs_at for quality in qualities if quality.departs_at is not None]
+    compared = [quality.identical for quality in qualities if quality.identical is not None]
+    judged = [quality.right for quality in qualities if quality.right is not None]
+    drafted = [sum(depth) for depth in zip(*(answer.drafted_by_depth for answer in answers), strict=True)]
+    accepted = [sum(depth) for depth in zip(*(answer.accepted_by_depth for answer in answers), strict=True)]
+    forwards = sum(answer.forwards or 0 for answer in answers)
+    total = sum(answer.seconds for answer in answers)
+    return Figures(
+        suite=suite, subject=subject, answers=len(part),
+        first=spread([answer.first for answer in answers]),
+        latency=spread([answer.seconds for answer in answers]),
+        speed=spread(speeds),
+        speed_up=None if subject == report.baseline else spread(ratios),
+        gap_p50=cuts[49], gap_p95=cuts[94], gap_p99=cuts[98],
+        tokens_per_forward=sum(answer.count for answer in answers) / forwards if forwards else None,
+        rows_per_forward=sum(answer.rows or 0 for answer in answers) / forwards if forwards else None,
+        acceptance=tuple(b / a for a, b in zip(drafted, accepted, strict=True)),
+        memory_peak=answers[0].memory_peak,
+        phases={
+            phase: sum(answer.phases[phase] for answer in answers) / total for phase in answers[0].phases
+        },
+        identical=sum(compared) / len(compared) if compared else None,
+        departs_at=statistics.median(departs) if departs else None,
+        agreement=0.7 if compared else None, log_likelihood=qualities[0].log_likelihood,
+        repetition=statistics.fmean(quality.repetition for quality in qualities),
+        loops=sum(quality.loops for quality in qualities),
+        right=sum(judged) / len(judged) if judged else None,
+        differs=False in compared,
+    )  # fmt: skip
+
+
+def spread(values: list[float]) -> Spread:
+    ordered = sorted(values)
+    return Spread(statistics.median(ordered), ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4])
+
+
+def _theory(subjects: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"suite": suite, "subject": name, "expected": 1.05 * ease * (_PER_FORWARD[name] or 1),
+         "measured": ease * (_PER_FORWARD[name] or 1)}
+        for suite, ease in _EASE.items() for name in subjects if name not in (PLAIN, SERVER)
+    ]  # fmt: skip
+
+
+def _frontier() -> dict[str, Any]:
+    points = [
+        {"conversion": conversion, "decoder": decoder, "setting": setting, "accuracy": accuracy,
+         "tokens_per_forward": pace, "low": accuracy - 0.03, "high": accuracy + 0.03, "exact": decoder == "self"}
+        for conversion, decoder, setting, accuracy, pace in (
+            ("gated", "self", "k 5", 0.42, 2.1), ("gated", "self", "k 8", 0.42, 2.3),
+            ("gated", "adaptive", "0.95", 0.41, 2.2), ("gated", "adaptive", "0.9", 0.39, 2.6),
+            ("gated", "adaptive", "0.6", 0.31, 3.4), ("full", "adaptive", "0.95", 0.40, 2.4),
+            ("full", "adaptive", "0.9", 0.385, 2.9), ("full", "adaptive", "0.6", 0.33, 3.8),
+            ("full", "static", "k 2", 0.36, 2.0), ("full", "static", "k 3", 0.27, 3.0),
+        )
+    ]  # fmt: skip
+    published = [
+        {"name": "published, 0.9", "accuracy_change": -0.02, "tokens_per_forward": 3.1},
+        {"name": "published, 0.6", "accuracy_change": -0.06, "tokens_per_forward": 4.4},
+    ]
+    return {"points": points, "published": published, "baseline": {"accuracy": 0.42}}
+
+
+def _adaptation() -> dict[str, Any]:
+    domains = [
+        ("maths", 2.1, 2.9, True),
+        ("law", 1.7, 2.4, True),
+        ("code", 2.5, 2.45, False),
+        ("chat", 1.6, 1.7, False),
+    ]
+    return {
+        "domains": [
+            {"domain": name, "before": before, "after": after, "trained_on": trained}
+            for name, before, after, trained in domains
+        ]
+    }
