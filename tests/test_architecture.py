@@ -43,6 +43,7 @@ LAYERS: list[str] = [
         "serve_command",
         "bench_command",
         "cli_options",
+        "cli_bench",
         "cli_chat",
         "cli_endings",
         "cli",

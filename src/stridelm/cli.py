@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 import stridelm
+from stridelm.cli_bench import bench
 from stridelm.cli_chat import chat
 from stridelm.cli_endings import complaint, drop_output, without_debug
-from stridelm.cli_options import Adapter, HeadsFolder, Model, as_option, given, with_settings
+from stridelm.cli_options import PROMPTS_HELP, Adapter, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import DEFAULT_MODEL, DecodeSettings, LoadSettings
@@ -27,8 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-
-_PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 
 
 def _show_version(value: bool) -> None:
@@ -52,7 +51,7 @@ def _root(
 def generate(
     context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input.")] = None,
-    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {_PROMPTS_HELP}")] = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {PROMPTS_HELP}")] = None,
     model: Model = DEFAULT_MODEL,
     draft_model: Annotated[
         str | None,
@@ -104,6 +103,7 @@ def _refuse_decoding_options(context: typer.Context) -> None:
 
 
 app.command()(with_settings(chat))
+app.command()(with_settings(bench))
 
 
 @app.command()
@@ -117,7 +117,7 @@ def train(
         Path | None,
         typer.Option(
             "--prompts",
-            help=f"What to answer: {_PROMPTS_HELP} For --objective ground-truth and sft with an `answer` each, or "
+            help=f"What to answer: {PROMPTS_HELP} For --objective ground-truth and sft with an `answer` each, or "
             "chats that end with the assistant's turn.",
         ),
     ] = None,
@@ -148,7 +148,7 @@ def train(
 @with_settings
 def acceptance(
     prompts: Annotated[
-        Path, typer.Option("--prompts", help=f"What to answer: {_PROMPTS_HELP} Lines may carry a `category`.")
+        Path, typer.Option("--prompts", help=f"What to answer: {PROMPTS_HELP} Lines may carry a `category`.")
     ],
     model: Model = DEFAULT_MODEL,
     adapter: Annotated[
@@ -184,7 +184,7 @@ def acceptance(
 @with_settings
 def tune(
     prompts: Annotated[
-        Path, typer.Option("--prompts", help=f"What to tune for, the first 16 are used: {_PROMPTS_HELP}")
+        Path, typer.Option("--prompts", help=f"What to tune for, the first 16 are used: {PROMPTS_HELP}")
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder for profile.json and frontier.png.")],
     model: Model = DEFAULT_MODEL,

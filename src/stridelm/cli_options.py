@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 Model = Annotated[
     str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
 ]
