@@ -5,8 +5,10 @@ import os
 import random
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,14 @@ def test_model_args_go_before_lm_evals_own_options(tiny_folder: TinyFolder) -> N
     assert model.model.engine.scheduler.most_sequences == 5
     assert model.decode.k == 3
     assert model.model.settings.device == "cpu"
+
+
+def test_the_names_that_the_package_registers_are_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    group = "lm_eval.models"
+    assert EntryPoint("stridelm", project["entry-points"][group]["stridelm"], group).load() is StrideLM
+    assert EntryPoint("", project["scripts"]["stridelm-lm-eval"], "console_scripts").load() is ours.main
+    assert get_model("stridelm") is StrideLM
 
 
 def arguments(folder: Path, out: Path) -> list[str]:
