@@ -14,6 +14,7 @@ from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
+from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
@@ -22,6 +23,7 @@ FILES = (
     ROOT / "docs" / "training.md",
     ROOT / "docs" / "decoding.md",
     ROOT / "docs" / "performance.md",
+    ROOT / "docs" / "claims.md",
     ROOT / "README.md",
 )
 
@@ -211,7 +213,7 @@ TABLES = {
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
-    "exact": exact,
+    "exact": exact, "published claims": published_claims, "own claims": own_claims,
 }  # fmt: skip
 
 
