@@ -16,16 +16,19 @@ _Pair = tuple[Record, Record]
 
 
 def measure(report: Report) -> list[Figures]:
-    """Every suite's subjects, in the order of the records."""
+    """Every suite's subjects, suites in the order of the records, subjects in that of the report."""
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     plain: dict[tuple[str, str, int], Record] = {}
     for record in report.records:
         groups[record.suite, record.subject].append(record)
         if record.subject == report.baseline:
             plain[_place(record)] = record
+    suites = list(dict.fromkeys(suite for suite, _ in groups))
+    subjects = [*report.subjects, *dict.fromkeys(subject for _, subject in groups)]
+    place = {(suite, subject): (suites.index(suite), subjects.index(subject)) for suite, subject in groups}
     return [
         _figures(records, [(plain[_place(record)], record) for record in records if _place(record) in plain])
-        for records in groups.values()
+        for records in sorted(groups.values(), key=lambda records: place[records[0].suite, records[0].subject])
     ]
 
 
