@@ -132,7 +132,6 @@ def as_svg(figure: "Figure", name: str, title: str) -> str:
     # Its rule for all elements would reach the whole page; the page has it for pictures only.
     drawn = re.sub(r"<style type=\"text/css\">.*?</style>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"(\sid=\"|url\(#|href=\"#)", rf"\g<1>{name}-", drawn)
-    opening = f'<svg role="img" aria-labelledby="{name}-name"'
     view = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', drawn)
     assert view, "matplotlib writes a viewBox"
     size = f'style="max-width:{float(view[1]) / _POINTS_A_REM:.1f}rem"'

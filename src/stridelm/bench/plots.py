@@ -12,8 +12,10 @@ from stridelm.bench.figures import Figures
 from stridelm.bench.plot_style import (
     GREY,
     INK,
+    LINES,
     PAPER,
     SETTINGS,
+    Look,
     blank,
     colour,
     headed,
@@ -79,13 +81,16 @@ def speed_up(report: Report, figures: list[Figures]) -> "Figure | None":
             part = [each for each in shown if each.suite == suite]
             for order, each in enumerate(part):
                 _bar(axes, place + (order - (len(part) - 1) / 2) * 0.82 / len(subjects), 0.74 / len(subjects), each,
-                     look[each.subject].colour)  # fmt: skip
+                     look[each.subject])  # fmt: skip
         axes.axhline(1, color=INK, linewidth=1)
         axes.set(xlim=(-0.5, at_once - 0.5), ylim=(0, top), ylabel=f"speed-up over {report.baseline}")
         axes.set_xticks(range(len(row)), row)
         axes.tick_params(axis="x", length=0, labelsize=9)
         axes.grid(visible=False, axis="x")
-    handles = [Patch(facecolor=look[name].colour, label=name) for name in subjects]
+    handles = [
+        Patch(facecolor=look[name].colour, edgecolor=INK, linewidth=_outline(look[name]), label=name)
+        for name in subjects
+    ]
     marks = ((_DIFFERS, "the text differs from plain decoding's", any(each.differs for each in shown)),
              (_UNKNOWN, "the text was not compared", any(each.identical is None for each in shown)))  # fmt: skip
     handles += [
@@ -95,16 +100,23 @@ def speed_up(report: Report, figures: list[Figures]) -> "Figure | None":
     return figure
 
 
-def _bar(axes: "Axes", x: float, width: float, each: Figures, of_subject: str) -> None:
+def _bar(axes: "Axes", x: float, width: float, each: Figures, look: Look) -> None:
     found = each.speed_up
     assert found is not None
     hatch = _DIFFERS if each.differs else _UNKNOWN if each.identical is None else None
-    axes.bar(x, found.median, width, color=of_subject, edgecolor=PAPER, linewidth=0, hatch=hatch)
-    ends = ([found.median - found.low], [found.high - found.median])
+    axes.bar(x, found.median, width, color=look.colour, edgecolor=PAPER, linewidth=0, hatch=hatch)
+    if outline := _outline(look):
+        axes.bar(x, found.median, width, fill=False, edgecolor=INK, linewidth=outline)
+    ends = ([max(0.0, found.median - found.low)], [max(0.0, found.high - found.median)])
     axes.errorbar([x], [found.median], yerr=ends, color=INK, elinewidth=1, capsize=2, fmt="none")
     said = f"{found.median:.2f}" + (" loops" if each.loops else "")
     axes.annotate(said, (x, found.high), (0, 4), textcoords="offset points", rotation=90, ha="center", va="bottom",
                   fontsize=8, color=INK)  # fmt: skip
+
+
+def _outline(look: Look) -> float:
+    """The width of a bar's edge: those whose colour another subject has already are told apart by it."""
+    return 0.0 if look.line == LINES[0] else 1.4
 
 
 def acceptance(report: Report, figures: list[Figures]) -> "Figure | None":

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from stridelm.bench.plot_style import GREY, INK, PAPER, blank, colour, headed, legend, looks, marker, panels
 from stridelm.bench.records import Record, Report
-from stridelm.frontier_picture import Box, free_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from stridelm.frontier_picture import Box
 
 LONG = "long"
 """The suite whose questions have prompts of many lengths."""
@@ -102,6 +103,8 @@ def frontier(report: Report) -> "Figure | None":
 def _name_points(figure: "Figure", axes: "Axes", names: list[_Name]) -> None:
     """A name beside every point, where no line and no other name is."""
     from matplotlib.collections import LineCollection
+
+    from stridelm.frontier_picture import free_place  # which brings torch
 
     figure.draw_without_rendering()  # settles where things are
     scale = 72 / figure.dpi  # from pixels to points, in which letters are measured
