@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(VENV); this takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,serve,train]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,serve,train,bench]'
 	@$(BIN)/python -c 'from stridelm.model.native.library import library; library()' 2>/dev/null \
 		|| echo "the native CPU backend cannot be built here (it needs g++ and AVX2): torch will serve"
 	@touch $@

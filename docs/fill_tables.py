@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
+from frontier_tables import adaptation, frontier  # noqa: E402
+from quick_tables import quick  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -24,6 +26,7 @@ FILES = (
     ROOT / "docs" / "decoding.md",
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "claims.md",
+    ROOT / "docs" / "bench.md",
     ROOT / "README.md",
 )
 
@@ -213,7 +216,8 @@ TABLES = {
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
-    "exact": exact, "published claims": published_claims, "own claims": own_claims,
+    "exact": exact, "published claims": published_claims, "own claims": own_claims, "quick": quick,
+    "frontier": frontier, "adaptation": adaptation,
 }  # fmt: skip
 
 

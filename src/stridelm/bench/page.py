@@ -9,6 +9,7 @@ from pathlib import Path
 from stridelm.bench.figures import Figures
 from stridelm.bench.page_parts import STYLE, element, joined, said, table, two_columns
 from stridelm.bench.page_questions import questions
+from stridelm.bench.page_scenarios import scenarios
 from stridelm.bench.plot_style import MISSING, as_png, as_svg
 from stridelm.bench.plots import NAMES, Picture, pictures
 from stridelm.bench.records import Report
@@ -52,10 +53,12 @@ def page(report: Report, figures: list[Figures], drawn: list[Picture] | None) ->
         ("run", "What was run", _run(report)),
         ("figures", "What came of it", _main_table(report, figures)),
         ("plots", "Plots", _plots(drawn)),
+        ("scenarios", "An agent and a voice", scenarios(report)),
         ("questions", "Every question", questions(report)),
         ("absent", "Who took no part", _absent(report)),
         ("repeat", "To repeat it", _repeat(report)),
     )
+    sections = tuple(section for section in sections if section[2])
     links = " ".join(element("a", said(name), href=f"#{anchor}") for anchor, name, _ in sections)
     body = joined(
         [

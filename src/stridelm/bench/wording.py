@@ -86,7 +86,10 @@ COLUMNS = (
     Column("first\nms", "time to the first token, median", lambda each: milliseconds(each.first.median), 3),
     Column("whole\ns", "time until the answer was whole, median", lambda each: number(each.latency.median), 5),
     Column(
-        "gap\nms", "wait between one piece of text and the next, median", lambda each: milliseconds(each.gap_p50), 6
+        "gap\nms",
+        "wait between one token and the next, median; those of a stride come together",
+        lambda each: milliseconds(each.gap_p50),
+        6,
     ),
     Column("gap ms\np95", "the same, 95th percentile", lambda each: milliseconds(each.gap_p95), 4),
     Column("gap ms\np99", "the same, 99th percentile", lambda each: milliseconds(each.gap_p99), 7),

@@ -1,0 +1,76 @@
+"""`stridelm bench` from the command line to the page, on a tiny model; and the README's table, in shape."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_line import Call
+from quick_tables import RESULT, quick_table
+from stridelm.bench.records import read_report
+from tiny import save_tiny
+
+ARGUMENTS = ("--suite", "structured", "--suite", "voice", "--limit", "1", "--max-tokens", "8", "--rounds", "1")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on a tiny model."""
+    out = tmp_path_factory.mktemp("bench")
+    model = save_tiny(out / "model")
+    subjects = ("--subject", "ngram", "--subject", "transformers")
+    command = [sys.executable, "-m", "stridelm", "bench", "--model", str(model), *ARGUMENTS, *subjects]
+    done = subprocess.run([*command, "--out", str(out / "report")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "structured" in done.stdout and "transformers" in done.stdout
+    return out / "report"
+
+
+def test_a_bench_writes_its_report(folder: Path) -> None:
+    report = read_report(folder / "bench.json")
+    assert list(report.subjects) == ["autoregressive", "ngram", "transformers"]
+    assert {record.suite for record in report.records} == {"structured", "voice"}
+    assert all(record.quality.identical for record in report.records)
+    assert all(record.answer.count <= 8 for record in report.records)
+    assert report.extra["voice"].keys() == report.subjects.keys()
+    page = (folder / "index.html").read_text()
+    assert "transformers" in page and (folder / "speed-up.png").stat().st_size > 1000
+
+
+def test_two_reports_are_compared(folder: Path, call: Call) -> None:
+    done = call("bench", "--compare", folder / "bench.json", folder / "bench.json")
+    assert not done.status, done.err
+    assert "within the" in done.out and "warning" not in done.out
+
+
+def test_the_readme_table_has_the_shape_of_a_fresh_report(folder: Path) -> None:
+    kept, fresh = quick_table(read_report(RESULT)), quick_table(read_report(folder / "bench.json"))
+    for text in (kept, fresh):
+        header, rule, *rows = text.split("\n\n")[0].splitlines()
+        assert header.startswith("| suite | one token at a time | `")
+        assert len({line.count("|") for line in (header, rule, *rows)}) == 1
+        assert all("tokens/s" in row and "x" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--suite", "poems"), "poems"),
+        (("--subject", "vllm"), "vllm"),
+        (("--rounds", "0"), "--rounds"),
+        (("--frontier",), "--gated"),
+        (("--compare", "nothing.json", "nothing.json"), "nothing.json"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(arguments: tuple[str, ...], said: str, tmp_path: Path, call: Call) -> None:
+    done = call("bench", *arguments, "--out", tmp_path / "report")
+    assert done.status == 2
+    assert said in done.err
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_report_is_json_that_says_its_version(folder: Path) -> None:
+    entry = json.loads((folder / "bench.json").read_text())
+    assert entry["version"] == 1 and entry["circumstances"]["machine"]["cores"] >= 1
