@@ -89,6 +89,7 @@ class HuggingFace:
         import torch
         import transformers
 
+        transformers.logging.set_verbosity_error()  # `generate` warns of what it does itself, across the progress bar
         checkpoint = self._network.checkpoint
         self.about |= {"version": transformers.__version__, "torch": torch.__version__}
         self.about |= {"threads": torch.get_num_threads(), "model": checkpoint.name}
