@@ -15,6 +15,7 @@ from stridelm.bench.frontier import PUBLISHED, FrontierSettings, frontier, joine
 from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.bench.task import Problem, problems
 from stridelm.model.adapter import save_adapter
+from stridelm.model.encode import encode_prompt
 from stridelm.model.mask_token import MASKS_KEY
 from stridelm.model.preview import MASK_KEY
 from stridelm.prompts import PromptLine
@@ -78,10 +79,8 @@ def test_verified_side_by_side_is_plain_and_takes_the_walk_of_acceptance(name: s
     exact = many(PROMPTS, DecodeSettings("self"), TOKENS)
     assert [each.tokens for each in exact] == [each.tokens for each in plain]
     assert [each.forwards for each in plain] == [len(each.tokens) for each in plain]
-    texts = []
+    texts: list[Text] = []
     for prompt, answer in zip(PROMPTS, plain, strict=True):
-        from stridelm.model.encode import encode_prompt
-
         tokens = encode_prompt(many.checkpoint, prompt)
         texts.append(Text(np.array([*tokens, *answer.tokens]), len(tokens)))
     tally = total(each for _, each in Measure(MaskReader(many.network, many.student))(texts))
