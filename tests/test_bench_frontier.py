@@ -38,7 +38,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = save_tiny(folder / "base", **changes)
     for name, size in (("adapter", 8), ("headless", 0)):
         save_adapter(folder / name, random_adapter(load_tiny(base), sequential_size=size))
-    alone = save_tiny(folder / "alone", **changes, **{MASK_KEY: 259, MASKS_KEY: 3})
+    alone = save_tiny(folder / "alone", **changes | {MASK_KEY: 259, MASKS_KEY: 3})
     return {"base": base, "adapter": folder / "adapter", "headless": folder / "headless", "alone": alone}
 
 
