@@ -35,10 +35,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model and two adapters for it, and a model that stands alone."""
     folder = tmp_path_factory.mktemp("frontier")
     changes: dict[str, Any] = {"initializer_range": 0.8, "max_position_embeddings": 1024}
+    masks: dict[str, Any] = {MASK_KEY: 259, MASKS_KEY: 3}
     base = save_tiny(folder / "base", **changes)
     for name, size in (("adapter", 8), ("headless", 0)):
         save_adapter(folder / name, random_adapter(load_tiny(base), sequential_size=size))
-    alone = save_tiny(folder / "alone", **changes | {MASK_KEY: 259, MASKS_KEY: 3})
+    alone = save_tiny(folder / "alone", **changes | masks)
     return {"base": base, "adapter": folder / "adapter", "headless": folder / "headless", "alone": alone}
 
 
