@@ -15,6 +15,7 @@ from stridelm.bench.frontier import PUBLISHED, FrontierSettings, frontier, joine
 from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.bench.task import Problem, problems
 from stridelm.model.adapter import save_adapter
+from stridelm.model.encode import encode_prompt
 from stridelm.model.mask_token import MASKS_KEY
 from stridelm.model.preview import MASK_KEY
 from stridelm.prompts import PromptLine
@@ -34,10 +35,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model and two adapters for it, and a model that stands alone."""
     folder = tmp_path_factory.mktemp("frontier")
     changes: dict[str, Any] = {"initializer_range": 0.8, "max_position_embeddings": 1024}
+    masks: dict[str, Any] = {MASK_KEY: 259, MASKS_KEY: 3}
     base = save_tiny(folder / "base", **changes)
     for name, size in (("adapter", 8), ("headless", 0)):
         save_adapter(folder / name, random_adapter(load_tiny(base), sequential_size=size))
-    alone = save_tiny(folder / "alone", **changes, **{MASK_KEY: 259, MASKS_KEY: 3})
+    alone = save_tiny(folder / "alone", **changes | masks)
     return {"base": base, "adapter": folder / "adapter", "headless": folder / "headless", "alone": alone}
 
 
@@ -78,10 +80,8 @@ def test_verified_side_by_side_is_plain_and_takes_the_walk_of_acceptance(name: s
     exact = many(PROMPTS, DecodeSettings("self"), TOKENS)
     assert [each.tokens for each in exact] == [each.tokens for each in plain]
     assert [each.forwards for each in plain] == [len(each.tokens) for each in plain]
-    texts = []
+    texts: list[Text] = []
     for prompt, answer in zip(PROMPTS, plain, strict=True):
-        from stridelm.model.encode import encode_prompt
-
         tokens = encode_prompt(many.checkpoint, prompt)
         texts.append(Text(np.array([*tokens, *answer.tokens]), len(tokens)))
     tally = total(each for _, each in Measure(MaskReader(many.network, many.student))(texts))

@@ -15,8 +15,8 @@ _MEANING = {"+": int.__add__, "-": int.__sub__, "x": int.__mul__}
 
 
 def numbers(problem: Problem) -> tuple[str, ...]:
-    """What a problem is about, whatever its words."""
-    return tuple(re.findall(r"\d+", problem.prompt)), tuple(re.findall(r"(?m)^\d+ ([-+x])", problem.answer))  # type: ignore[return-value]
+    """What a problem is about, whatever its words: its numbers, then what is done with them."""
+    return (*re.findall(r"\d+", problem.prompt), *re.findall(r"(?m)^\d+ ([-+x])", problem.answer))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
