@@ -1,8 +1,16 @@
-"""Tables of what `frontier_h200.py` found: accuracy against tokens per forward, and domain adaptation."""
+"""Tables of what `frontier_h200.py` found: accuracy against tokens per forward, and domain adaptation.
+
+python bench/frontier_tables.py        draws docs/frontier.png and docs/adaptation.png
+"""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from stridelm.bench.plot_style import as_png
+from stridelm.bench.plots import pictures
+from stridelm.bench.records import Report
+from stridelm.settings import PLAIN
 
 RESULT = Path(__file__).parent / "results" / "frontier.json"
 
@@ -41,3 +49,15 @@ def adaptation() -> str:
 
 def _read() -> Any:
     return json.loads(RESULT.read_text(encoding="utf-8"))
+
+
+def draw(folder: Path) -> None:
+    found = _read()
+    kept = {name: found[name] for name in ("frontier", "adaptation")}
+    report = Report({}, {"model": found["model"]}, PLAIN, {}, extra=kept)
+    for picture in pictures(report, []):
+        (folder / f"{picture.name}.png").write_bytes(as_png(picture.figure))
+
+
+if __name__ == "__main__":
+    draw(Path(__file__).parent.parent / "docs")

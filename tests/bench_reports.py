@@ -5,7 +5,7 @@ import random
 import statistics
 from typing import Any
 
-from stridelm.bench.figures import Figures, Spread
+from stridelm.bench.figures import Figures, SpeedUp, Spread
 from stridelm.bench.records import Answer, Quality, Record, Report
 
 PLAIN, EXACT, LOSSY, LOOPING, SERVER = "plain", "auto", "adaptive threshold 0.9", "static k 3", "llama.cpp server"
@@ -146,12 +146,13 @@ def _figures(report: Report, suite: str, subject: str, part: list[Record]) -> Fi
     accepted = [sum(depth) for depth in zip(*(answer.accepted_by_depth for answer in answers), strict=True)]
     forwards = sum(answer.forwards or 0 for answer in answers)
     total = sum(answer.seconds for answer in answers)
+    up = spread(ratios)
     return Figures(
         suite=suite, subject=subject, answers=len(part),
         first=spread([answer.first for answer in answers]),
         latency=spread([answer.seconds for answer in answers]),
         speed=spread(speeds),
-        speed_up=None if subject == report.baseline else spread(ratios),
+        speed_up=None if subject == report.baseline else SpeedUp(up.median, up.low, up.high),
         gap_p50=cuts[49], gap_p95=cuts[94], gap_p99=cuts[98],
         tokens_per_forward=sum(answer.count for answer in answers) / forwards if forwards else None,
         rows_per_forward=sum(answer.rows or 0 for answer in answers) / forwards if forwards else None,

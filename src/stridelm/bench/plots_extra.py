@@ -73,7 +73,9 @@ def frontier(report: Report) -> "Figure | None":
         curve = list(group)
         own = colour(conversions.index(conversion))
         _curve(axes, curve, own, marker(decoders.index(decoder)))
-        names += [(point["tokens_per_forward"], point["accuracy"], str(point["setting"]), own) for point in curve]
+        # Where a dial changes nothing its points lie on one another: one name is enough.
+        apart = {(point["tokens_per_forward"], point["accuracy"]): point for point in reversed(curve)}
+        names += [(*place, str(point["setting"]), own) for place, point in apart.items()]
     handles = [Line2D([], [], color=colour(place), linewidth=5, label=name) for place, name in enumerate(conversions)]
     handles += [
         Line2D([], [], color=GREY, marker=marker(place), linestyle="", label=name)
