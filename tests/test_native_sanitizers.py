@@ -25,6 +25,7 @@ flags, *models = [part.split("|") for part in sys.argv[1:]]
 module.FLAGS, module.LINK_FLAGS = tuple(flags), ("-pthread", "-fsanitize=address,undefined")
 import stridelm
 from stridelm import LoadSettings
+from stridelm.contracts import Greed
 from stridelm.types import ROOT, DraftTree
 
 tree = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
@@ -52,7 +53,12 @@ for folder, adapter in models:
                 if masks and size == 3:
                     rows = outputs[0].hidden_WC[-2:]
                     added, _ = forward.gate.read(rows, [0, 259], forward.gate.start(2))
-                    forward.gate.moved(np.asarray([0, 259]), forward.score(rows)[:, [0, 259]], added)
+                    logits = forward.score(rows)
+                    forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
+                    for branches, candidates in ((1, 1), (2, 16), (3, 1000)):
+                        greed = Greed(259, candidates, branches, 0.0, {0: -np.inf, 259: 1.0}, frozenset({3, 4}))
+                        grown = forward.gate.grow(logits, rows, None, greed)
+                        assert grown is not None and len(grown.buds) >= 1
                 for table in tables:
                     forward.cache.free(table)
 lanes = library().stride_lanes()

@@ -10,6 +10,7 @@ import pytest
 
 from stridelm import (
     acceptance_command,
+    bench_command,
     chat_command,
     cli,
     export_command,
@@ -41,7 +42,7 @@ def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) 
     asked: list[object] = []
     for module in (
         *(generate_command, train_command, acceptance_command, tune_command, export_command),
-        *(serve_command, chat_command),
+        *(serve_command, chat_command, bench_command),
     ):
         monkeypatch.setattr(module, "run", asked.append)
     monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))

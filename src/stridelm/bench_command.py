@@ -13,7 +13,8 @@ from stridelm.bench.measures import measure, theory
 from stridelm.bench.page import write_page
 from stridelm.bench.quality import judge, mean_log_likelihood
 from stridelm.bench.records import Answer, Quality, Question, Report, read_report
-from stridelm.bench.run import Judge, Task, circumstances, run
+from stridelm.bench.run import Judge, Task, circumstances
+from stridelm.bench.run import run as ask_all
 from stridelm.bench.scenarios import agent_figures, voice_figures
 from stridelm.bench.subjects import Subject, prompt_of
 from stridelm.bench.suites import SUITES, own_questions, questions
@@ -57,7 +58,7 @@ class Request:
     load: LoadSettings
 
 
-def bench(request: Request) -> None:
+def run(request: Request) -> None:
     request = _settled(request)
     asked = _fixed_questions(request)
     import stridelm
@@ -85,9 +86,9 @@ def bench(request: Request) -> None:
         "threads": request.load.threads,
     }
     described = circumstances(model.target.device, request.load.threads) | {"model": request.model}
-    report = run(
+    report = ask_all(
         subjects, asked, tasks, judge=_judge(model), rounds=request.rounds or _ROUNDS, settings=settings,
-        circumstances=described,
+        circumstances=described, shown=lambda report: table(measure(report)),
     )  # fmt: skip
     figures = measure(report)
     report.extra |= _extra(model, report, figures)
@@ -139,7 +140,8 @@ def measure_frontier(
         conversions,
         problems(_SEED, count, "test"),
         progress=lambda point: console.print(
-            f"{point['conversion']}, {point['decoder']} {point['setting']}: {point['accuracy']:.1%} right, "
+            f"{point['conversion']}, {point['decoder']}{' ' * bool(point['setting'])}{point['setting']}: "
+            f"{point['accuracy']:.1%} right, "
             f"{point['tokens_per_forward']:.2f} tokens per forward",
             markup=False,
         ),

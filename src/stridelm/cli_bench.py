@@ -82,7 +82,7 @@ def bench(
     elif frontier:
         bench_command.measure_frontier(out, model, gated, full, problems, load)
     else:
-        bench_command.bench(
+        bench_command.run(
             bench_command.Request(
                 out=out,
                 model=model,

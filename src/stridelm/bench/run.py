@@ -7,10 +7,12 @@ goes first finds the machine as the one before left it.
 import copy
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stridelm.bench.records import Answer, Quality, Question, Record, Report
@@ -40,11 +42,12 @@ def run(
     rounds: int,
     settings: dict[str, Any],
     circumstances: dict[str, Any],
-    progress: bool = True,
+    shown: Callable[[Report], RenderableType] | None = None,
 ) -> Report:
     """The first subject is the baseline, plain decoding of ours: without it there is no bench, so what it fails with is
     raised. Another one that fails takes no further part; what it had answered before stays. `settings`: what the
-    report is to tell beside suites, subjects and rounds."""
+    report is to tell beside suites, subjects and rounds. `shown`: what a terminal shows of the report while it grows,
+    above a progress bar."""
     questions, tasks = list(questions), list(tasks)
     if not 1 <= rounds <= 1000:
         raise InputError(f"--rounds must be between 1 and 1000, not {rounds}")
@@ -56,9 +59,16 @@ def run(
     report = Report({"subjects": names, "rounds": rounds, **settings}, circumstances, names[0], {})
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
+    screen = Live(bar, console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+
+    def show() -> None:
+        if screen is not None:
+            screen.update(Group(shown(report), bar) if shown is not None and report.records else bar, refresh=True)
+
     try:
-        with Progress(*columns, console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
-            asking = _Run(report, subjects, judge, bar)
+        with screen or nullcontext():
+            asking = _Run(report, subjects, judge, bar, show)
             asking.start()
             asking.expect(rounds * len(questions))
             for number in range(1, rounds + 1):
@@ -76,9 +86,11 @@ def run(
 class _Run:
     """Who still takes part, and what was answered."""
 
-    def __init__(self, report: Report, subjects: list[Subject], judge: Judge, bar: Progress) -> None:
+    def __init__(
+        self, report: Report, subjects: list[Subject], judge: Judge, bar: Progress, show: Callable[[], None]
+    ) -> None:
         self.report, self.present = report, list(subjects)
-        self._judge, self._bar = judge, bar
+        self._judge, self._bar, self._redraw = judge, bar, show
         self._shown = bar.add_task("", total=0)
         self._expected = self._turns = 0
 
@@ -148,6 +160,7 @@ class _Run:
 
     def _show(self, what: str) -> None:
         self._bar.update(self._shown, description=what)
+        self._redraw()
 
 
 def circumstances(device: str, threads: int) -> dict[str, Any]:

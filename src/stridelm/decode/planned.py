@@ -99,7 +99,8 @@ class Planned:
         if self._switches and len(ready) > 1:
             self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
         self._is_resting = self._rests(ready)
-        takes_one = self._trial is not None and self._trial.takes_one()
+        is_to_be_set = self._is_resting and self.clock.wants_plain
+        takes_one = is_to_be_set if self._trial is None else self._trial.takes_one()
         trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []

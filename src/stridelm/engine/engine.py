@@ -3,7 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import TextStream
@@ -13,9 +13,6 @@ from stridelm.model.kv_cache import Table
 from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
