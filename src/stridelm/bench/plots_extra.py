@@ -141,6 +141,7 @@ def _curve(axes: "Axes", points: list[dict[str, Any]], of_conversion: str, of_de
         axes.errorbar(
             point["tokens_per_forward"], point["accuracy"], yerr=ends, color=of_conversion, marker=of_decoder,
             markersize=6, markerfacecolor=of_conversion if point["exact"] else PAPER, elinewidth=0.8, capsize=2,
+            zorder=4 if point["exact"] else 3,
         )  # fmt: skip
 
 
