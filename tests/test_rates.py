@@ -116,7 +116,7 @@ def test_a_new_text_has_the_benefit_of_the_doubt() -> None:
     for _ in range(200):
         rates.observe(0, stood=False)
     assert rates.values()[0] < 0.2
-    assert rates.copy().values()[0] >= 0.6
+    assert rates.for_new_text().values()[0] >= 0.6
     for _ in range(200):
         rates.observe(0, stood=True)
-    assert rates.copy().values()[0] > 0.72
+    assert rates.for_new_text().values()[0] > 0.72

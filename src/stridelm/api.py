@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast, overload
 
 from stridelm.contracts import Gate, Heads, Policy
+from stridelm.decode.cost import Cost
 from stridelm.decode.scoring import Scoring
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
@@ -85,6 +86,11 @@ class LanguageModel:
     def heads(self) -> Heads | None:
         """The prediction heads that were given."""
         return self.parts.heads
+
+    @property
+    def cost(self) -> Cost:
+        """What forwards cost here, as the planner knows it; measured if it is not known yet."""
+        return self._loaded.cost
 
     def stream(
         self,

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stridelm.bench.figures import Figures
 
 FILE = "bench.json"
-PEERS = {"transformers": 0, "transformers-draft": 1, "transformers-look-up": 2}
-"""Names on the command line -> which way of asking transformers."""
+PEERS = ("transformers", "transformers-draft", "transformers-look-up")
+"""Ways of asking transformers, as the command line names them, in the order of `hugging_face.Way`."""
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_ROUNDS = 2, 64, 1
 _QUICK_SUBJECTS = (PLAIN, "auto", "self", "ngram", "transformers")
 _ROUNDS = 3
@@ -60,6 +60,7 @@ class Request:
 
 def run(request: Request) -> None:
     request = _settled(request)
+    assert request.rounds is not None
     asked = _fixed_questions(request)
     import stridelm
 
@@ -87,7 +88,7 @@ def run(request: Request) -> None:
     }
     described = circumstances(model.target.device, request.load.threads) | {"model": request.model}
     report = ask_all(
-        subjects, asked, tasks, judge=_judge(model), rounds=request.rounds or _ROUNDS, settings=settings,
+        subjects, asked, tasks, judge=_judge(model), rounds=request.rounds, settings=settings,
         circumstances=described, shown=lambda report: table(measure(report)),
     )  # fmt: skip
     figures = measure(report)
@@ -140,9 +141,7 @@ def measure_frontier(
         conversions,
         problems(_SEED, count, "test"),
         progress=lambda point: console.print(
-            f"{point['conversion']}, {point['decoder']}{' ' * bool(point['setting'])}{point['setting']}: "
-            f"{point['accuracy']:.1%} right, "
-            f"{point['tokens_per_forward']:.2f} tokens per forward",
+            f"{point['key']}: {point['accuracy']:.1%} right, {point['tokens_per_forward']:.2f} tokens per forward",
             markup=False,
         ),
     )
@@ -210,12 +209,11 @@ def _subjects(model: "LanguageModel", request: Request) -> list[Subject]:
 
     decoders = [DecodeSettings(name) for name in request.subjects if name in DECODERS]
     found: list[Subject] = [*ours(model, decoders)]
-    ways = [PEERS[name] for name in request.subjects if name in PEERS]
-    if ways:
+    if any(name in PEERS for name in request.subjects):
         from stridelm.bench.subjects.hugging_face import hugging_face
 
-        peers = hugging_face(request.model, request.load, request.draft_model)
-        found += [peers[way] for way in ways]
+        peers = dict(zip(PEERS, hugging_face(request.model, request.load, request.draft_model), strict=True))
+        found += [peers[name] for name in request.subjects if name in PEERS]
     if request.urls:
         from stridelm.bench.subjects.server import Server
 
@@ -239,8 +237,6 @@ def _judge(model: "LanguageModel") -> Judge:
 
 def _extra(model: "LanguageModel", report: Report, figures: "list[Figures]") -> dict[str, Any]:
     """What suites were for, and what the cost curve would have had the speed-ups be."""
-    from stridelm.decode.cost import load_or_measure
-
     extra: dict[str, Any] = {}
     suites = {record.suite for record in report.records}
     if "agent" in suites:
@@ -248,9 +244,8 @@ def _extra(model: "LanguageModel", report: Report, figures: "list[Figures]") -> 
         extra["agent"] = {name: asdict(each) for name, each in found.items()}
     if "voice" in suites:
         extra["voice"] = {name: asdict(each) for name, each in voice_figures(report.records).items()}
-    cost = load_or_measure(model.target, model.engine.forward)
     ours = {name for name, about in report.subjects.items() if about.get("library") == "stridelm"} - {report.baseline}
-    expected = [(each, theory(each, cost)) for each in figures if each.subject in ours]
+    expected = [(each, theory(each, model.cost)) for each in figures if each.subject in ours]
     extra["theory"] = [
         {"suite": each.suite, "subject": each.subject, "expected": of.expected, "measured": of.measured.median}
         for each, of in expected

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from stridelm.bench.answering import Answered
+from stridelm.decode.table import THRESHOLD
 from stridelm.model.adapter import load_adapter
 from stridelm.model.converted import load_converted
 from stridelm.model.encode import encode_prompt
@@ -122,7 +123,7 @@ class _Batch:
         k = (settings.k_max if settings.decoder == "adaptive" else settings.k) or owner.k
         self.masks = 0 if settings.decoder == PLAIN else min(k, owner.k) - 1
         self.rows = self.masks + 1
-        self.threshold = 0.9 if settings.threshold is None else settings.threshold
+        self.threshold = THRESHOLD if settings.threshold is None else settings.threshold
         if settings.decoder == "static":
             self.threshold = 0.0
         longest = max(len(place.text) + place.room for place in places) + self.rows

@@ -101,16 +101,8 @@ def mean_log_likelihood(model: "LanguageModel", prompt_tokens: Items[int], token
     """
     if not tokens:
         return None
-    engine = model.engine
-    assert not engine.scheduler.has_work, "strides of other answers would be lost"
-    sequence = model.scoring([*prompt_tokens, *tokens])
-    engine.add(sequence)
-    probabilities: list[float] = []
-    while sequence.finish_reason is None:
-        for _, stride in engine.step():
-            if isinstance(stride, Exception):
-                raise stride
-            probabilities += stride.confidence
+    scored = model.engine.strides_of(model.scoring([*prompt_tokens, *tokens]))
+    probabilities = [each for stride in scored for each in stride.confidence]
     # The least that a float holds stands for what has no logarithm.
     return statistics.fmean(math.log(max(each, sys.float_info.min)) for each in probabilities[-len(tokens) :])
 

@@ -118,7 +118,9 @@ class Report:
     """`frontier`, `adaptation`, `theory`: what other parts of the bench found, each with a shape of its own."""
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
+        from stridelm.train.files import write_bytes  # which brings torch
+
+        write_bytes(file, f"{json.dumps({'version': VERSION, **asdict(self)}, indent=1)}\n".encode())
 
 
 def read_report(file: Path) -> Report:

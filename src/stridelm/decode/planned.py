@@ -146,7 +146,7 @@ class Planned:
         return {}
 
     def _state(self, sequence: Sequence) -> _State:
-        return self._states.setdefault(sequence, _State(self.rates.copy()))
+        return self._states.setdefault(sequence, _State(self.rates.for_new_text()))
 
     def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         """One tree for each, of what everyone proposes. A sequence at rest for which nobody has a word gets none."""

@@ -40,8 +40,8 @@ class DepthRates:
         self._stood = [0.0] * depths
         self._seen = [0.0] * depths
 
-    def copy(self) -> "DepthRates":
-        """For a new text: the same rates, as priors. It has the benefit of the doubt: after hard texts nobody would
+    def for_new_text(self) -> "DepthRates":
+        """The same rates, as priors. A new text has the benefit of the doubt: after hard texts nobody would
         look again, and an easy one be missed."""
         return DepthRates(len(self._seen), [max(_PRIOR, rate) for rate in self.values()])
 

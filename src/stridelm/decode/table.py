@@ -17,7 +17,7 @@ from stridelm.model.target import Draft, Parts
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
 _NGRAM_K, _DRAFT_K, _STATIC_K, _K_MAX = 8, 8, 3, 16
-_THRESHOLD = 0.9
+THRESHOLD = 0.9
 _NODES = 16
 _WIDE_NODES, _WIDE_BRANCHES = 64, 4
 """Where a forward over sixty rows costs hardly more than one over one, as on a GPU, trees are grown wider."""
@@ -124,7 +124,7 @@ _MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
     "draft": lambda settings, loaded: Speculative(loaded.model_drafter(settings.k), settings.tolerance),
     "ngram": lambda settings, loaded: Speculative(NgramDrafter(settings.k or _NGRAM_K), settings.tolerance),
     "adaptive": lambda settings, loaded: _adaptive(
-        settings.k_max or _K_MAX, _THRESHOLD if settings.threshold is None else settings.threshold, loaded
+        settings.k_max or _K_MAX, THRESHOLD if settings.threshold is None else settings.threshold, loaded
     ),
     "static": lambda settings, loaded: _adaptive(settings.k or min(_STATIC_K, _gate(loaded).k), 0.0, loaded),
 }

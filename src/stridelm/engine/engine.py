@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,6 +50,20 @@ class Engine:
             return []
         step = self._decide(batch)
         return self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
+
+    def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
+        """Write one answer to its end, no other being in the making; what it fails with is raised. For measurements:
+        `LanguageModel.stream` shares the engine."""
+        assert not self.scheduler.has_work, "strides of other answers would be lost"
+        self.add(sequence)
+        try:
+            while sequence.finish_reason is None:
+                for _, event in self.step():
+                    if isinstance(event, Exception):
+                        raise event
+                    yield event
+        finally:
+            self.remove(sequence)
 
     def _decide(self, batch: list[Sequence]) -> "_Step | Exception":
         """Plan, run and commit, without a trace in cache or sequences yet."""

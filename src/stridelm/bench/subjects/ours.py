@@ -18,7 +18,7 @@ from stridelm.bench.subjects.phases import HeadCost, watched
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import changed_fields, label
 from stridelm.settings import PLAIN, DecodeSettings
-from stridelm.types import ROOT, Sequence, Stride, Trace
+from stridelm.types import ROOT, Trace
 
 
 def ours(
@@ -75,15 +75,15 @@ class Ours:
         sequence = model.sequence(model.encode(prompt_of(question)), params, self._settings)
         sequence.is_traced = True
         with watched(model.engine, sequence) as watch:
-            strides, moments = self._run(sequence)
+            came = [(stride, time.perf_counter()) for stride in model.engine.strides_of(sequence)]
         seconds = time.perf_counter() - started
-        stats = sequence.stats
+        strides, stats = [stride for stride, _ in came], sequence.stats
         drafted, accepted = by_depth([stride.trace for stride in strides if stride.trace is not None])
         return Answer(
             tokens=tuple(sequence.output),
             text="".join(stride.text for stride in strides),
             stride_tokens=tuple(len(stride.tokens) for stride in strides),
-            stride_seconds=tuple(moment - started for moment in moments),
+            stride_seconds=tuple(moment - started for _, moment in came),
             seconds=seconds,
             prompt_tokens=stats.prompt_tokens,
             forwards=stats.forwards,
@@ -93,23 +93,6 @@ class Ours:
             phases=watch.phases(seconds, self._head_cost),
             memory_peak=memory_peak(),
         )
-
-    def _run(self, sequence: Sequence) -> tuple[list[Stride], list[float]]:
-        """The strides, and when each of them came."""
-        engine = self._model.engine
-        strides: list[Stride] = []
-        moments: list[float] = []
-        engine.add(sequence)
-        try:
-            while sequence.finish_reason is None:
-                for _, event in engine.step():
-                    if not isinstance(event, Stride):
-                        raise event
-                    strides.append(event)
-                    moments.append(time.perf_counter())
-        finally:
-            engine.remove(sequence)
-        return strides, moments
 
     def close(self) -> None:
         """The model is the others', too."""
