@@ -1,9 +1,11 @@
 """The engine in its thread, and coroutines that read from it, slowly, not at all, or not to the end."""
 
 import asyncio
+import itertools
 import random
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -55,6 +57,19 @@ def make(seed: int, params: SamplingParams = ENDLESS) -> Sequence:
     prompt = random.Random(seed).choices(range(END), k=1 + seed % 40)
     policy = Speculative(NgramDrafter(4)) if seed % 2 else Autoregressive()
     return Sequence(prompt, params, policy, frozenset({END}), CONTEXT)
+
+
+def step_once(worker: Worker, monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
+    """The second step waits, so that no answer is through before what a test does after the first."""
+    step, steps = worker.engine.step, itertools.count()
+
+    def waiting() -> list[tuple[Sequence, Stride | Exception]]:
+        if next(steps) > 0:
+            while not until():
+                time.sleep(0.001)
+        return step()
+
+    monkeypatch.setattr(worker.engine, "step", waiting)
 
 
 async def read(worker: Worker, sequence: Sequence) -> list[int]:
@@ -169,10 +184,14 @@ def test_a_refused_sequence_fails_alone(worker: Worker, watcher: Watcher) -> Non
 
 
 def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_broken = threading.Event()
+    step_once(worker, monkeypatch, until=is_broken.is_set)
+
     async def run() -> None:
         opened = [OpenAnswer(worker, make(seed)) for seed in range(3)]
         await anext(opened[0])
         monkeypatch.setattr(worker.engine.scheduler, "schedule", lambda: 1 / 0)
+        is_broken.set()
         for each in opened:
             with pytest.raises(EngineStopped):
                 async for _ in each:
@@ -187,9 +206,11 @@ def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypat
     assert watcher.endings == ["error"] * 3
 
 
-def test_stopping_gives_up_what_is_open(worker: Worker) -> None:
+def test_stopping_gives_up_what_is_open(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    step_once(worker, monkeypatch, until=lambda: worker._is_stopping)
+
     async def run() -> None:
-        opened = OpenAnswer(worker, make(0, SamplingParams(max_tokens=119, logit_bias={END: float("-inf")})))
+        opened = OpenAnswer(worker, make(0))
         await anext(opened)
         await asyncio.to_thread(worker.stop)
         with pytest.raises(EngineStopped):
