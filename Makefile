@@ -5,16 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo picture tables test test-slow lint bench clean
+AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
+
+.PHONY: help setup browser demo picture screenshots tables test test-slow lint bench clean
 
 help:
-	@echo "make demo       race one token at a time against several, on the built-in model"
-	@echo "make test       lint, types and tests"
-	@echo "make test-slow  the long checks, too"
-	@echo "make bench      every decoder against plain decoding and transformers' generate; takes an hour"
-	@echo "make picture    draw docs/race.svg anew"
-	@echo "make tables     fill the tables of the docs from the settings and bench/results"
-	@echo "make clean      remove the virtual environment"
+	@echo "make demo        race one token at a time against several, on the built-in model"
+	@echo "make test        lint, types and tests"
+	@echo "make test-slow   the long checks, too"
+	@echo "make bench       every decoder against plain decoding and transformers' generate; takes an hour"
+	@echo "make picture     draw docs/race.svg anew"
+	@echo "make screenshots photograph the playground anew, for the docs"
+	@echo "make tables      fill the tables of the docs from the settings and bench/results"
+	@echo "make clean       remove the virtual environment"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
 # The stamp is the last thing made, so that an interrupted set-up starts again.
@@ -30,6 +33,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 setup: $(VENV)/.ready
 
+# The playground is tested in a real browser, and by axe-core for those who cannot see it. Where either cannot be had
+# those tests are skipped, and it is said.
+browser: setup
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+		echo "installing Chromium for the playground's tests"; apt-get update -qq; \
+		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null 2>&1 && exit 0; \
+	fi; echo "no Chromium here: the playground's tests in a browser are skipped (Debian: apt install chromium)"
+	@test -f $(AXE) || npm install --silent --no-save --prefix $(VENV)/npm axe-core@4.14.0 >/dev/null 2>&1 \
+		|| echo "no axe-core here (npm could not install it): the playground's accessibility is not checked"
+
 # Sums: there the converted model knows well what it is going to say. In float32, where a pass over several tokens costs
 # little more than one over one; the native backend's plain step leaves less to win (docs/performance.md).
 define DEMO_PROMPT
@@ -42,16 +56,19 @@ demo: setup
 picture: setup
 	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
 
+screenshots: setup browser
+	$(BIN)/python docs/playground_pictures.py
+
 tables: setup
 	$(BIN)/python docs/fill_tables.py
 
-test: setup
+test: setup browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/python -m pytest
 
-test-slow: setup
+test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
 lint: setup

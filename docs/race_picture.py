@@ -10,11 +10,11 @@ from rich.console import Console
 
 from stridelm import LoadSettings, SamplingParams, load
 from stridelm.race import run_race
+from stridelm.settings import DecodeSettings
 
 with Path("/dev/null").open("w") as nowhere:
     console = Console(record=True, width=110, file=nowhere, highlight=False)
-    model = load(settings=LoadSettings(device="cpu"))
-    run_race(
-        model, sys.argv[1], SamplingParams(max_tokens=160), "auto", None, raw=False, as_json=False, console=console
-    )
+    model = load(settings=LoadSettings(device="cpu", backend="torch"))
+    params = SamplingParams(max_tokens=160)
+    run_race(model, sys.argv[1], params, DecodeSettings(), raw=False, as_json=False, console=console)
     console.save_svg("docs/race.svg", title="stridelm generate --race")

@@ -144,9 +144,9 @@ def test_names_are_no_markup(figures: list[Figures]) -> None:
 
 
 def test_verdicts(figures: list[Figures]) -> None:
-    each = replace(figures[0], identical=None, differs=False, loops=0)
-    assert text_verdict(each) == "not compared"
-    assert text_verdict(replace(each, identical=1.0)) == "same"
+    each = replace(figures[0], identical=None, differs=True, loops=0)
+    assert text_verdict(each) == "not compared", "what was never compared counts as different, but is not called so"
+    assert text_verdict(replace(each, identical=1.0, differs=False)) == "same"
     assert text_verdict(replace(each, identical=0.0, differs=True)) == "differs"
     assert text_verdict(replace(each, identical=0.5, differs=True, departs_at=7.0)) == "differs at token 7 (50% same)"
     assert text_verdict(replace(each, identical=1.0, loops=1, answers=3)) == "same, 1 of 3 loop"

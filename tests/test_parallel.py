@@ -27,6 +27,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "a draft model": ("llama", {"mode": "draft", "layers": 1}),
     "a domain model": ("llama", {"mode": "full", "objective": "sft", "learning_rate": 1e-3}),
 }
+OFTEN = ("an adapter", "a whole model with one matrix at both ends")
+"""What the suite runs every time: each takes half a minute. The others are for `make test-slow`."""
 MEANINGLESS = {
     "heads": ("k",),
     "a draft model": ("k", "anchors"),
@@ -64,7 +66,9 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return made
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [each if each in OFTEN else pytest.param(each, marks=pytest.mark.slow) for each in RUNS]
+)
 def test_two_processes_train_as_one(name: str, folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
     arguments = run(name, tiny_folder)
     one, two = folders

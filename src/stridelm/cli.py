@@ -14,7 +14,7 @@ import stridelm
 from stridelm.cli_bench import bench
 from stridelm.cli_chat import chat
 from stridelm.cli_endings import complaint, drop_output, without_debug
-from stridelm.cli_options import PROMPTS_HELP, Adapter, HeadsFolder, Model, as_option, given, with_settings
+from stridelm.cli_options import PROMPTS_HELP, Adapter, DraftModel, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import DEFAULT_MODEL, DecodeSettings, LoadSettings
@@ -253,14 +253,13 @@ def export(
 def serve(
     model: Model = DEFAULT_MODEL,
     adapter: Adapter = None,
-    draft_model: Annotated[
-        str | None, typer.Option("--draft-model", help="The model that the decoder draft asks; smollm2 has its own.")
-    ] = None,
+    draft_model: DraftModel = None,
     heads: HeadsFolder = None,
     settings: ServeSettings = ServeSettings(),  # noqa: B008 (frozen)
     load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
 ) -> None:
-    """Serve a model to OpenAI's clients. SIGTERM or Ctrl-C lets open answers finish; a second one does not.
+    """Serve a model to OpenAI's clients, with a playground at /. SIGTERM or Ctrl-C lets open answers finish; a second
+    one does not.
 
     \b
     stridelm serve
@@ -269,6 +268,28 @@ def serve(
     from stridelm import serve_command
 
     serve_command.run(serve_command.Request(model, adapter, draft_model, heads, settings, load))
+
+
+@app.command()
+@with_settings
+def demo(
+    model: Model = DEFAULT_MODEL,
+    adapter: Adapter = None,
+    draft_model: DraftModel = None,
+    heads: HeadsFolder = None,
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 0,
+    load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Serve a model on this machine and open the playground in a browser: races, the tree of rows, chat, benchmarks.
+
+    \b
+    stridelm demo
+    stridelm demo --backend torch          # float32, where several tokens a pass save more
+    """
+    from stridelm import serve_command
+
+    settings = ServeSettings(port=port)
+    serve_command.run(serve_command.Request(model, adapter, draft_model, heads, settings, load, opens_browser=True))
 
 
 @app.command()

@@ -18,6 +18,9 @@ Adapter = Annotated[
     str | None,
     typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
 ]
+DraftModel = Annotated[
+    str | None, typer.Option("--draft-model", help="The model that the decoder draft asks; smollm2 has its own.")
+]
 HeadsFolder = Annotated[
     str | None, typer.Option("--heads", help="A folder that `stridelm train --mode heads` made for the model.")
 ]

@@ -1,8 +1,9 @@
-"""`stridelm serve`: load a model, say where it is served, and stay until told to leave."""
+"""`stridelm serve` and `stridelm demo`: load a model, say where it is served, and stay until told to leave."""
 
 import ipaddress
 import logging
 import sys
+import webbrowser
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,8 @@ class Request:
     heads: str | None
     settings: ServeSettings
     load: LoadSettings
+    opens_browser: bool = False
+    """Show the playground to whoever sits here."""
 
 
 def run(request: Request) -> None:
@@ -50,9 +53,11 @@ def run(request: Request) -> None:
     def announce(address: str) -> None:
         print(
             f"stridelm: {address}/v1 serves {name}, decoder {AUTO} by default, "
-            f"a KV cache of {request.load.cache_tokens} tokens",
+            f"a KV cache of {request.load.cache_tokens} tokens; playground: {address}/",
             flush=True,
         )
+        if request.opens_browser and not webbrowser.open(f"{address}/"):
+            print(f"stridelm: no browser was found here: open {address}/ in one", flush=True)
 
     Server(make_context(model, settings, name, lane), announce).run([listener])
 

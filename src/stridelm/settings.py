@@ -65,7 +65,7 @@ DECODERS = {
     "static": "takes what k - 1 masks say, k tokens a pass; not verified, so not exact",
 }
 """What each decoder does, for --help; stridelm.decode.table makes them."""
-_TAKES = {
+TAKES = {
     AUTO: ("k", "nodes", "tolerance"),
     PLAIN: (),
     "self": ("k", "nodes", "tolerance"),
@@ -126,7 +126,7 @@ class DecodeSettings:
 
     @property
     def _takes(self) -> tuple[str, ...]:
-        return _TAKES[self.decoder]
+        return TAKES[self.decoder]
 
     def check(self, *, has_draft: bool, mask_k: int, heads_k: int = 0) -> None:
         """Refuse what the loaded model cannot do. `mask_k`: the k that its masks were trained for; 0 without masks.

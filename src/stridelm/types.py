@@ -255,6 +255,8 @@ class Sequence:
     """So many of the likeliest tokens are reported at every place."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
+    reads_anew: bool = False
+    """Read the whole prompt, also where the cache knows its beginning: for answers whose times are compared."""
     prompt_length: int = field(init=False)
     seed: int = field(init=False)
     cached: int = 0
@@ -278,6 +280,11 @@ class Sequence:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether what others read of its beginning is good for it, too."""
+        return not (self.reads_anew or self.policy.reads_whole_texts)
 
     @property
     def is_plain_greedy(self) -> bool:

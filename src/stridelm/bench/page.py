@@ -104,7 +104,7 @@ def _broken_promises(report: Report, figures: list[Figures]) -> str:
     broken = [
         f"{each.subject} on {each.suite} ({text_verdict(each)})"
         for each in figures
-        if each.differs and report.subjects.get(each.subject, {}).get("exact")
+        if each.differs and each.identical is not None and report.subjects.get(each.subject, {}).get("exact")
     ]
     if not broken:
         return ""

@@ -28,12 +28,14 @@ class Column:
 
 def text_verdict(figures: Figures) -> str:
     """What became of the text. It stands right beside the speed-up, which is worth little without it."""
-    if figures.differs:
+    if figures.identical is None:
+        verdict = "not compared"
+    elif figures.differs:
         where = "" if figures.departs_at is None else f" at token {figures.departs_at:.0f}"
         same = f" ({figures.identical:.0%} same)" if figures.identical else ""
         verdict = f"differs{where}{same}"
     else:
-        verdict = "not compared" if figures.identical is None else "same"
+        verdict = "same"
     return f"{verdict}, {figures.loops} of {figures.answers} loop" if figures.loops else verdict
 
 

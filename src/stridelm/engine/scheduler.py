@@ -108,7 +108,7 @@ class Scheduler:
         """Give a waiting sequence a table, if there is room for its text and for the next block of everyone else."""
         if any(_is_reading_for(other, sequence) for other in self.running):
             return False
-        text = [] if sequence.policy.reads_whole_texts else sequence.tokens
+        text = sequence.tokens if sequence.shares_prefixes else []
         least = len(sequence.tokens) + min(sequence.policy.needed_rows, sequence.room)
         while (room := self._room_for(text)) < blocks_for(least):
             if not self._reclaim(sequence) and not self._preempt_held():
@@ -177,7 +177,7 @@ def _is_reading(sequence: Sequence) -> bool:
 
 def _is_reading_for(other: Sequence, sequence: Sequence) -> bool:
     """Whether another reads, or is about to read, much that the sequence begins with, too."""
-    if not _is_reading(other) or other.is_held or sequence.policy.reads_whole_texts:
+    if not _is_reading(other) or other.is_held or not sequence.shares_prefixes:
         return False
     ahead = slice(other.cached, other.cached + _WORTH_WAITING)
     length = min(len(other.tokens), len(sequence.tokens))

@@ -1,4 +1,4 @@
-"""The HTTP application: what requests pass first, the API's routes, and those that tell how the server is."""
+"""The HTTP application: what requests pass first, the API, how the server is, and the playground."""
 
 import math
 
@@ -9,6 +9,8 @@ from stridelm.serve.context import Context
 from stridelm.serve.errors import install_handlers
 from stridelm.serve.metrics import Metrics
 from stridelm.serve.middleware import Admission, ApiKey, RequestIds, SizeLimit, Traffic
+from stridelm.serve.playground.files import read_page
+from stridelm.serve.playground.routes import make_playground_router
 from stridelm.serve.routes import make_router
 from stridelm.serve.status import make_status_router
 
@@ -20,13 +22,15 @@ def create_app(context: Context) -> FastAPI:
     context.worker.add_observer(metrics)
     app = FastAPI(title="StrideLM", version=stridelm.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.traffic = traffic
+    page = read_page()
     install_handlers(app)
     app.include_router(make_router(context))
     app.include_router(make_status_router(context, traffic, metrics))
+    app.include_router(make_playground_router(context, page))
     # The last one is the first that a request meets.
     app.add_middleware(SizeLimit, most=settings.max_body)
     app.add_middleware(Admission, traffic=traffic, retry_after=max(1, math.ceil(settings.grace)))
     if settings.api_key is not None:
-        app.add_middleware(ApiKey, key=settings.api_key)
+        app.add_middleware(ApiKey, key=settings.api_key, open_paths={"/health", *page})
     app.add_middleware(RequestIds)
     return app

@@ -87,7 +87,7 @@ class Metrics:
         stats = sequence.stats
         self._latest[sequence] = None
         self._prompt_tokens.inc(stats.prompt_tokens)
-        if not sequence.policy.reads_whole_texts:
+        if sequence.shares_prefixes:
             self._queries.inc(stats.prompt_tokens)
             self._hits.inc(stats.reused)
 

@@ -6,7 +6,7 @@ import hmac
 import logging
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 HEADER_BYTES = 64 * 2**10
 BODY_SECONDS = 30.0
 """The longest that a request may take to arrive."""
-_NEEDS_NO_KEY = frozenset({"/health"})
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -75,14 +74,16 @@ class RequestIds(_Layer):
 class ApiKey(_Layer):
     """Lets those in who know the key. Digests are compared, in constant time: they are of one length."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
+        """`open_paths`: what everyone may see."""
         super().__init__(app)
+        self._open_paths = open_paths
         self._digest = _digest(key.strip().encode())
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, given = _header(scope, b"authorization").partition(b" ")
         is_known = hmac.compare_digest(_digest(given.strip()), self._digest) and scheme.lower() == b"bearer"
-        if is_known or scope["path"] in _NEEDS_NO_KEY:
+        if is_known or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
         else:
             error = ApiError(

@@ -21,7 +21,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class StrideOptions(Strict):
+class DecodeOptions(Strict):
     """How several tokens per forward are found; what is left out is as in `stridelm generate`."""
 
     decoder: Annotated[str, Field(json_schema_extra={"enum": list(DECODERS)})] = "auto"
@@ -36,6 +36,11 @@ class StrideOptions(Strict):
     """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
     nodes: Annotated[int, Field(ge=1, le=LARGEST_TREE)] | None = None
     """The most proposed tokens, over all branches, that a pass verifies."""
+
+
+class StrideOptions(DecodeOptions):
+    """StrideLM's own settings of a request for text."""
+
     trace: bool = False
     """Report what every forward pass ran, what was accepted, and what else might have been said."""
 

@@ -14,8 +14,8 @@ class ServeSettings:
     port: int = 8000
     """0 takes a free one and says which."""
     api_key: str | None = field(default=None, metadata={"environment": "STRIDELM_API_KEY"})
-    """Asked of every request but /health, as `Authorization: Bearer KEY`. Better given as STRIDELM_API_KEY: a command
-    line can be read by others."""
+    """Asked of every request but for /health and the playground's page, as `Authorization: Bearer KEY`. Better given as
+    STRIDELM_API_KEY: a command line can be read by others."""
     served_name: str | None = None
     """The model's name in requests and replies; default: as it was loaded, without the folders it lies in."""
     max_queue: int = 256

@@ -53,11 +53,11 @@ def _card(context: Context) -> dict[str, Any]:
         "created": int(time.time()),
         "owned_by": "stridelm",
         "max_model_len": min(model.target.context_length, model.engine.forward.cache.block_count * BLOCK_SIZE),
-        "decoders": _decoders(model),
+        "decoders": decoders(model),
     }
 
 
-def _decoders(model: LanguageModel) -> list[str]:
+def decoders(model: LanguageModel) -> list[str]:
     """Those that the loaded model has all parts for."""
     found: list[str] = []
     for name in DECODERS:

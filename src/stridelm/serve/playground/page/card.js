@@ -1,0 +1,84 @@
+// The card of a stride: how sure the model was, who proposed what, what else might have been said, what was rejected.
+
+import { byId, element } from "./dom.js";
+import { label, percent, plural, sourceInWords } from "./words.js";
+
+const ALTERNATIVES = 4;
+const REJECTED = 8;
+const GAP = 8;
+
+let leaving = 0;
+
+/** Show a stride's card beside it. */
+export function showCard(stride, number, forward) {
+  clearTimeout(leaving);
+  const card = byId("card");
+  card.replaceChildren(...content(number, forward));
+  card.hidden = false;
+  const place = stride.getClientRects()[0] ?? stride.getBoundingClientRect();
+  const own = card.getBoundingClientRect();
+  const below = place.bottom + GAP;
+  const top = below + own.height < innerHeight ? below : Math.max(GAP, place.top - GAP - own.height);
+  card.style.left = `${Math.max(GAP, Math.min(place.left, innerWidth - own.width - GAP))}px`;
+  card.style.top = `${top}px`;
+}
+
+/** A moment later, so that the pointer can get onto the card. */
+export function hideCard() {
+  clearTimeout(leaving);
+  leaving = setTimeout(() => (byId("card").hidden = true), 150);
+}
+
+export function startCard() {
+  byId("card").addEventListener("pointerenter", () => clearTimeout(leaving));
+  byId("card").addEventListener("pointerleave", hideCard);
+  addEventListener("scroll", hideCard, { passive: true });
+}
+
+function content(number, forward) {
+  const { emitted, accepted, rejected, rows } = forward;
+  const drafted = accepted.length + rejected.length;
+  const head = ["token", "confidence", "proposed by", "instead of"].map((text) =>
+    element("th", { scope: "col" }, text),
+  );
+  return [
+    element("strong", {}, `Pass ${number}: ${plural(emitted.length, "token")}`),
+    element(
+      "span",
+      { class: "faint" },
+      ` from ${rows.length} rows; ${drafted ? `${accepted.length} of ${drafted} drafts accepted` : "no drafts"}`,
+    ),
+    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, emitted.map(tokenRow))),
+    rejected.length ? rejectedLine(rejected.map((row) => rows[row])) : null,
+  ].filter(Boolean);
+}
+
+function tokenRow({ token, text, source, probability, alternatives }) {
+  const others = alternatives.filter((other) => other.token !== token).slice(0, ALTERNATIVES);
+  return element(
+    "tr",
+    {},
+    element("td", { class: "mono" }, label(text)),
+    element("td", {}, percent(probability)),
+    element("td", {}, sourceInWords(source)),
+    element(
+      "td",
+      { class: "mono" },
+      others.map((other) => `${label(other.text)} ${percent(other.probability)}`).join("  "),
+    ),
+  );
+}
+
+function rejectedLine(drafts) {
+  const shown = drafts
+    .slice(0, REJECTED)
+    .map(({ text, drafter }) => element("span", { class: "rejected" }, `${label(text)} (${drafter})`));
+  const rest = drafts.length > REJECTED ? ` and ${drafts.length - REJECTED} more` : "";
+  return element(
+    "p",
+    {},
+    "Rejected: ",
+    shown.flatMap((each, index) => (index ? [", ", each] : [each])),
+    rest,
+  );
+}

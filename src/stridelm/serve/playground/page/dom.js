@@ -1,0 +1,41 @@
+// Elements without markup: text goes in as text, always.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An HTML element. Attributes: a function is a listener ("onclick"), true is an empty attribute, null and false are
+ *  left out. Children: nodes, texts, lists of them; null is left out. */
+export function element(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** An SVG element, in the same way. */
+export function drawing(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** The element with this id, which must be there. */
+export function byId(id) {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`the page has no #${id}`);
+  return found;
+}
+
+/** A token's text with its whitespace to be seen: a dot for a space, a sign for tabs and line ends. The text itself
+ *  stays what it is, so that copying and reading aloud work. */
+export function visible(text) {
+  const kinds = { " ": "space", "\t": "tab", "\n": "newline", "\r": "return" };
+  return text
+    .split(/([ \t\n\r])/)
+    .filter((part) => part !== "")
+    .map((part) => (kinds[part] ? element("span", { class: kinds[part] }, part) : part));
+}

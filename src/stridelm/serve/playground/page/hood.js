@@ -1,0 +1,149 @@
+// "Under the hood": a run, forward by forward. The data is what runs.js keeps.
+
+import { byId, element } from "./dom.js";
+import { emittedTokens, figureLine, rowTable, runCharts, showText } from "./hood_parts.js";
+import { summary } from "./hood_rows.js";
+import { stepper } from "./hood_stepper.js";
+import { keptRuns, onRun } from "./runs.js";
+import { drawTree, legend } from "./tree.js";
+
+/** Fill the place with the view; it follows the runs by itself. */
+export function startHood(place) {
+  const frame = buildFrame();
+  const lengths = new Map();
+  // Which run and forward; what of them is drawn; whether drawing is due.
+  const state = { name: null, at: 0, forward: null, last: null, waiting: false };
+  const controls = stepper({ go, choose });
+  const inSight = () => place.getClientRects().length > 0;
+  const chosenRun = () => keptRuns().find((run) => run.name === state.name && run.forwards.length);
+
+  function go(to) {
+    state.at = to;
+    show();
+    if (!controls.isPlaying()) byId("said").textContent = frame.summary.textContent;
+  }
+
+  function choose(name) {
+    state.name = name;
+    go(0);
+  }
+
+  function heard(run) {
+    const known = lengths.get(run.name) ?? 0;
+    const length = run.forwards.length;
+    lengths.set(run.name, length);
+    const begins = !known || length < known;
+    if (begins && length && turnsTo(run)) Object.assign(state, { name: run.name, at: 0 });
+    // Whoever looks at the last forward watches the run grow; any other place is kept.
+    else if (run.name === state.name && inSight() && state.at === known - 1) state.at = Math.max(0, length - 1);
+    controls.list(
+      keptRuns()
+        .filter((kept) => kept.forwards.length)
+        .map((kept) => kept.name),
+      state.name,
+    );
+    soon();
+  }
+
+  /** A run that begins is what one comes to see, unless one looks at another now or it has no drafts to show. */
+  function turnsTo(run) {
+    return !chosenRun() || run.name === state.name || (!inSight() && run.decoder !== "autoregressive");
+  }
+
+  /** Strides come faster than frames. */
+  function soon() {
+    if (state.waiting || !inSight()) return;
+    state.waiting = true;
+    requestAnimationFrame(show);
+  }
+
+  function show() {
+    state.waiting = false;
+    const run = chosenRun();
+    frame.empty.hidden = Boolean(run);
+    frame.full.hidden = !run;
+    if (!run) return;
+    state.at = Math.min(state.at, run.forwards.length - 1);
+    controls.show(state.at, run.forwards.length);
+    const [{ forward }, last] = [run.forwards[state.at], run.forwards.at(-1)];
+    if (state.forward !== forward) showForward(frame, run, state.at);
+    if (state.last !== last) showRun(frame, run);
+    Object.assign(state, { forward, last });
+  }
+
+  frame.full.prepend(controls.node);
+  place.replaceChildren(frame.empty, frame.full);
+  keptRuns().forEach(heard);
+  onRun(heard);
+  // Nothing is drawn out of sight, but all of it when the view is opened.
+  new IntersectionObserver(() => (inSight() ? soon() : controls.pause())).observe(place);
+}
+
+function showForward(frame, run, at) {
+  const { forward } = run.forwards[at];
+  frame.summary.textContent = `Forward ${at + 1}: ${summary(forward)}.`;
+  frame.tree.replaceChildren(drawTree(forward, at + 1));
+  frame.tree.scrollTo(0, 0);
+  frame.emitted.replaceChildren(emittedTokens(forward));
+  frame.rows.replaceChildren(rowTable(forward));
+  showText(frame.text, run, at);
+}
+
+function showRun({ figures, charts }, run) {
+  figures.replaceChildren(...figureLine(run));
+  charts.replaceChildren(...runCharts(run));
+}
+
+/** What stays while its contents change. */
+function buildFrame() {
+  const scrolling = (kind, name) => element("div", { class: kind, tabindex: 0, role: "region", "aria-label": name });
+  const parts = {
+    empty: element(
+      "p",
+      { class: "panel" },
+      "Run a ",
+      element("a", { href: "#race" }, "race"),
+      " or ",
+      element("a", { href: "#chat" }, "chat"),
+      " first: then each of its forward passes can be looked into here.",
+    ),
+    summary: element("p", { class: "faint" }),
+    tree: scrolling("hood-tree", "The tree of rows"),
+    emitted: element("div"),
+    text: scrolling("hood-text", "The text so far"),
+    rows: scrolling("hood-rows", "All rows"),
+    figures: element("dl", { class: "hood-figures" }),
+    charts: element("div", { class: "hood-charts" }),
+  };
+  const panel = (title, ...children) => element("section", { class: "panel" }, element("h3", {}, title), ...children);
+  parts.full = element(
+    "div",
+    { class: "hood", hidden: true },
+    panel(
+      "The rows that ran",
+      parts.summary,
+      parts.tree,
+      legendList(),
+      element("details", {}, element("summary", {}, "All rows as a table"), parts.rows),
+    ),
+    element("div", { class: "hood-pair" }, panel("Emitted", parts.emitted), panel("The text so far", parts.text)),
+    panel("Over the whole run", parts.figures, parts.charts),
+  );
+  return parts;
+}
+
+function legendList() {
+  return [
+    element(
+      "p",
+      { class: "faint" },
+      "A row sees the text and its ancestors, nothing else. ",
+      "+1, +2: so many tokens ahead. Below a draft: how sure its drafter was, and which one.",
+    ),
+    element(
+      "ul",
+      { class: "hood-legend" },
+      legend().map(([sign, words]) => element("li", {}, sign, words)),
+    ),
+  ];
+}

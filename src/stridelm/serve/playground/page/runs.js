@@ -1,0 +1,24 @@
+// What was generated in this window, for "Under the hood" to step through.
+//
+//   run       {name, decoder, prompt, forwards}; name: "race: auto", "chat"
+//   forwards  [{seconds, text, forward}], in their order; seconds: on the answer's own clock, null where unknown
+//   forward   as the server traces it: {rows, accepted, rejected, emitted}
+//     rows      [{kind: "pending" | "draft" | "mask", parent, token, text, probability, drafter}]; parent: a row, or -1
+//     accepted, rejected   numbers of draft rows
+//     emitted   [{token, text, source, probability, alternatives: [{token, text, probability}]}]
+
+const runs = new Map();
+const listeners = new Set();
+
+/** Keep a run, in place of an earlier one of its name. May be called again while the run grows. */
+export function keepRun(run) {
+  runs.set(run.name, run);
+  for (const listener of listeners) listener(run);
+}
+
+export const keptRuns = () => [...runs.values()];
+
+/** Be told of every run that is kept. */
+export function onRun(listener) {
+  listeners.add(listener);
+}

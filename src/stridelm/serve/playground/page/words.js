@@ -1,0 +1,14 @@
+// Small pieces of wording that several views share. Pure functions.
+
+export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+
+export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+/** Who proposed a token. */
+export const sourceInWords = (source) => ({ model: "the model itself", mask: "a mask" })[source] ?? source;
+
+/** A token's text where it is a label in one line, as in SVG: whitespace by signs. */
+export function label(text) {
+  const signs = { " ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5", "\r": "\u240d" };
+  return text.replace(/[ \n\t\r]/g, (space) => signs[space]) || "\u2205";
+}

@@ -1,0 +1,126 @@
+"""/playground/race: one prompt, two answers in turn, one token at a time and by a decoder, on one engine.
+
+In one batch they would slow each other down, and one would find the prompt read by the other. So each lane has a clock
+of its own, which runs only while the lane does, both read the whole prompt, and the lane whose clock is behind goes
+next: the picture is that of two machines side by side. Others who use the server meanwhile slow both lanes down.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from stridelm.engine.worker import Event, Worker
+from stridelm.serve.context import Context
+from stridelm.serve.errors import ApiError
+from stridelm.serve.generation import Generation, Plan, check_queue
+from stridelm.serve.playground.schema import RaceRequest
+from stridelm.serve.prompts import Prompts
+from stridelm.serve.sse import EventStream
+from stridelm.serve.trace import traced
+from stridelm.serve.vocabulary import Vocabulary
+from stridelm.settings import PLAIN
+from stridelm.types import Sequence, Stride
+
+
+class Moment(NamedTuple):
+    """A stride of one of the lanes."""
+
+    lane: int
+    seconds: float
+    """On the lane's own clock."""
+    event: Event
+
+
+class Race:
+    """Sequences that take turns. An async iterator over what happens; `close` it, read to its end or not."""
+
+    def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
+        self._worker, self._sequences = worker, sequences
+        self._loop = asyncio.get_running_loop()
+        self._moments: asyncio.Queue[Moment] = asyncio.Queue()
+        self._clocks = [0.0] * len(sequences)
+        self._running = set(range(len(sequences)))
+        self._unread = set(self._running)
+        for sequence in sequences:
+            sequence.reads_anew = True
+        for later in sequences[1:]:
+            later.is_held = True
+        self._since = time.perf_counter()
+        """When the lane that runs got its turn."""
+        try:
+            for lane, sequence in enumerate(sequences):
+                worker.submit(sequence, partial(self._receive, lane))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for lane in self._unread:
+            self._worker.cancel(self._sequences[lane])
+
+    async def moments(self) -> AsyncIterator[tuple[int, float, Stride]]:
+        """Every stride with its lane and that lane's clock. Raises what a lane failed with."""
+        while self._unread:
+            lane, seconds, event = await self._moments.get()
+            if isinstance(event, Exception):
+                self._unread.discard(lane)
+                raise event
+            if event.finish_reason:
+                self._unread.discard(lane)
+            yield lane, seconds, event
+
+    def _receive(self, lane: int, event: Event) -> None:
+        """In the worker's thread, between two steps: whoever is not held here takes part in the next one."""
+        self._clocks[lane] += time.perf_counter() - self._since
+        if isinstance(event, Exception) or event.finish_reason:
+            self._running.discard(lane)
+        behind = min(self._running, key=lambda each: self._clocks[each], default=None)
+        for each in self._running:
+            self._sequences[each].is_held = each != behind
+        self._loop.call_soon_threadsafe(self._moments.put_nowait, Moment(lane, self._clocks[lane], event))
+        self._since = time.perf_counter()
+
+
+async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary, request: RaceRequest) -> Response:
+    if request.stride.decoder == PLAIN:
+        message = "the other lane takes one token at a time already: choose another decoder"
+        raise ApiError(400, message, param="stride.decoder")
+    prompt = await prompts.chat(request.messages, [], opens_turn=True, continues=False)
+    prompts.checked(prompt, "messages")
+    seed = secrets.randbits(53) if request.seed is None else request.seed
+    sequences: list[Sequence] = []
+    plans: list[Plan] = []
+    for lane in request.lanes(seed):
+        generation = Generation(context, lane, None)
+        sequences += generation.sequences(prompt, generation.room(prompt, request.max_tokens, "max_tokens"))
+        plans.append(generation.plan(sequences[-1]))
+    check_queue(context, len(sequences), "messages")
+    race = Race(context.worker, sequences)
+    return EventStream(_start(context, sequences, plans), _chunks(race, vocabulary), race.close, context.settings)
+
+
+def _start(context: Context, sequences: list[Sequence], plans: list[Plan]) -> dict[str, Any]:
+    """What is known before the first stride."""
+    return {
+        "model": context.name,
+        "exact_to": context.exact_to,
+        "prompt_tokens": sequences[0].prompt_length,
+        "seed": plans[0].seed,
+        "lanes": [{"decoder": plan.settings.decoder, "exact": plan.is_exact} for plan in plans],
+    }
+
+
+async def _chunks(race: Race, vocabulary: Vocabulary) -> AsyncIterator[dict[str, Any]]:
+    async for lane, seconds, stride in race.moments():
+        yield {
+            "lane": lane,
+            "seconds": seconds,
+            "text": stride.text,
+            "finish_reason": stride.finish_reason,
+            "forward": traced(stride, lane, vocabulary),
+        }

@@ -1,0 +1,40 @@
+"""The body of /playground/race."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stridelm.serve.chat_schema import ChatRequest, Message
+from stridelm.serve.schema import Count, DecodeOptions, Strict, StrideOptions
+from stridelm.settings import PLAIN
+
+
+class RaceRequest(Strict):
+    """A chat that the model is to continue twice: one token at a time, and with a decoder."""
+
+    model: Annotated[str, Field(max_length=1024)]
+    """The served model's name."""
+    messages: Annotated[list[Message], Field(min_length=1)]
+    """The chat so far."""
+    max_tokens: Count
+    """The most tokens to write, in each lane."""
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """0 takes the likeliest token."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Of both lanes; left out, one is drawn, and the reply names it."""
+    stride: DecodeOptions = DecodeOptions()
+    """The decoder of the second lane."""
+
+    def lanes(self, seed: int) -> list[ChatRequest]:
+        """What each lane is asked."""
+        return [
+            ChatRequest(
+                model=self.model,
+                messages=self.messages,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                seed=seed,
+                stride=StrideOptions(**options.model_dump(), trace=True),
+            )
+            for options in (DecodeOptions(decoder=PLAIN), self.stride)
+        ]
