@@ -40,7 +40,7 @@ browser: setup
 	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
 		echo "installing Chromium for the playground's tests"; apt-get update -qq; \
 		apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null 2>&1 && exit 0; \
-	fi; echo "no Chromium here: the playground's tests in a browser are skipped (Debian: apt install chromium)"
+	fi; $(BIN)/playwright install chromium >/dev/null 2>&1 && exit 0; echo "no Chromium here: the playground's tests in a browser are skipped (Debian: apt install chromium)"
 	@test -f $(AXE) || npm install --silent --no-save --prefix $(VENV)/npm axe-core@4.14.0 >/dev/null 2>&1 \
 		|| echo "no axe-core here (npm could not install it): the playground's accessibility is not checked"
 

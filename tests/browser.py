@@ -42,10 +42,8 @@ def open_browser() -> Iterator[Browser]:
 
 @dataclass
 class Watched:
-    """A page and all that went wrong in it."""
+    """What went wrong in a page."""
 
-    page: Page
-    origin: str
     complaints: list[str] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
 
@@ -60,7 +58,7 @@ def watched_page(browser: Browser, url: str, *, is_server_lost: bool = False, **
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    watched = Watched(page, url)
+    watched = Watched()
     page.on("console", lambda message: watched.complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: watched.complaints.append(str(error)))
     page.on("request", lambda request: None if _is_own(request.url, url) else watched.strangers.append(request.url))

@@ -1,5 +1,6 @@
 """The playground's server side: its page and who may see it, and the race of two answers on one engine."""
 
+import asyncio
 import itertools
 import re
 from collections.abc import Iterator
@@ -11,14 +12,19 @@ import pytest
 from real_server import NAME, ThreadServer, events, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.engine.worker import Worker
+from stridelm.model.kv_cache import BLOCK_SIZE
+from stridelm.params import SamplingParams
+from stridelm.serve.playground import race as race_module
 from stridelm.serve.playground.files import FOLDER, read_page
 from stridelm.serve.settings import ServeSettings
-from stridelm.settings import PLAIN
+from stridelm.settings import PLAIN, DecodeSettings
+from stridelm.types import Sequence, Stride
 
 MOST_BYTES = 150_000
 EXACT = ("auto", "self", "ngram", "draft", "ensemble")
 MESSAGES = [{"role": "user", "content": "one two three one two three"}]
 KEY = "a key"
+END = 256
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +114,7 @@ def test_the_dials_are_told_what_the_model_can_do(client: httpx.Client) -> None:
     decoders = {each["name"]: each for each in about["decoders"]}
     assert list(decoders) == client.get("/v1/models").json()["data"][0]["decoders"]
     assert "tolerance" in decoders["auto"]["takes"] and "threshold" in decoders["adaptive"]["takes"]
-    assert decoders[PLAIN]["takes"] == [] and about["room"] > 0 and about["mask_k"] > 1
+    assert decoders[PLAIN]["takes"] == [] and about["room"] > 0
 
 
 # The race
@@ -158,6 +164,51 @@ def test_both_lanes_read_the_whole_prompt_however_often_it_was_read(client: http
             first = next(each for each in strides if each["lane"] == lane)
             pending = [row for row in first["forward"]["rows"] if row["kind"] == "pending"]
             assert len(pending) == start["prompt_tokens"]
+
+
+def test_lanes_that_do_not_fit_beside_each_other_are_refused(client: httpx.Client, server: ThreadServer) -> None:
+    """They would make room for each other again and again, and read their texts anew on their clocks."""
+    start, _ = race(client)
+    most = server.context.model.engine.forward.cache.block_count // 2 * BLOCK_SIZE - start["prompt_tokens"]
+    reply = client.post("/playground/race", json=body(max_tokens=most + 1))
+    assert reply.status_code == 400 and str(most) in reply.json()["error"]["message"]
+
+
+def test_a_race_that_nobody_reads_pauses_and_goes_on(server: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race_module, "_MOST", 6)
+    monkeypatch.setattr(race_module, "_FEW", 3)
+    model, worker = server.context.model, server.context.worker
+    params = SamplingParams(max_tokens=60, logit_bias={END: float("-inf")})
+    prompt = model.target.tokenizer.encode("one two three")
+    lanes = [model.sequence(list(prompt), params, DecodeSettings(name)) for name in (PLAIN, "ngram")]
+
+    async def read_slowly() -> list[list[int]]:
+        running = race_module.Race(worker, lanes)
+        await asyncio.to_thread(until, lambda: all(lane.is_held for lane in lanes))
+        assert sum(lane.stats.forwards for lane in lanes) <= 8
+        texts: list[list[int]] = [[], []]
+        async for lane, _, stride in running.moments():
+            texts[lane] += stride.tokens
+        return texts
+
+    plain, other = asyncio.run(read_slowly())
+    assert plain == other and len(plain) == 60
+
+
+def test_a_race_ends_with_an_error_when_the_engine_stops(language_model: LanguageModel) -> None:
+    with serve_in_thread(language_model) as server, server.client() as client:
+        step = server.context.worker.engine.step
+        steps = itertools.count()
+
+        def fails_later() -> list[tuple[Sequence, Stride | Exception]]:
+            if next(steps) > 4:
+                raise RuntimeError("broken on purpose")
+            return step()
+
+        server.context.worker.engine.step = fails_later  # type: ignore[method-assign]
+        with client.stream("POST", "/playground/race", json=body("ngram")) as response:
+            *_, last = list(events(response))
+        assert isinstance(last, dict) and "stopped" in last["error"]["message"]
 
 
 def test_a_tolerant_decoder_does_not_claim_to_be_exact(client: httpx.Client) -> None:

@@ -2,9 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +14,15 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from browser import open_browser, serious_findings, watched_page
-from real_server import ProcessServer, serve_in_process
+from real_server import ProcessServer, serve_in_process, until
+from stridelm.api import LanguageModel
 from stridelm.bench.measures import measure
 from stridelm.bench.records import read_report
+from stridelm.bench.subjects.ours import by_depth
 from stridelm.bench.wording import text_verdict
+from stridelm.params import SamplingParams
+from stridelm.serve.trace import traced
+from stridelm.serve.vocabulary import Vocabulary
 
 VIEWS = ("race", "hood", "chat", "bench")
 REPORT = Path(__file__).parent.parent / "bench" / "results" / "bench-quick.json"
@@ -93,7 +98,10 @@ def test_sampled_lanes_share_their_noise(page: Page) -> None:
 def test_an_answer_that_differs_is_marked_where_it_does(page: Page) -> None:
     verdict = race(page, "Tell me a story about a fox.", decoder="static", k=4, max_tokens=48)
     assert "differs from token" in verdict and "not exact" in verdict and "identical" not in verdict
-    assert page.locator(".stride.differs").count() == 2
+    assert page.locator(".token.differs").count() == 2
+    place = int(re.findall(r"token (\d+)", verdict)[0]) - 1
+    for lane in page.locator("article.lane").all():
+        assert "differs" in str(lane.locator(".token").nth(place).get_attribute("class"))
 
 
 def test_pointing_at_a_stride_tells_how_it_came_about(page: Page) -> None:
@@ -104,7 +112,25 @@ def test_pointing_at_a_stride_tells_how_it_came_about(page: Page) -> None:
     expect(card).to_be_visible()
     for words in ("confidence", "proposed by", "instead of", "drafts accepted", "the model itself", "%"):
         expect(card).to_contain_text(words)
+    assert all(cell.inner_text() for cell in card.locator("tbody td").all()), "alternatives, too"
+    assert drafted.get_attribute("aria-describedby") == "card"
     page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    assert drafted.get_attribute("aria-describedby") is None
+    rejecting = next(each for each in drafts(page) if each["forward"]["rejected"])
+    page.locator("article.lane").nth(1).locator(".stride").nth(rejecting["place"]).hover()
+    draft = rejecting["forward"]["rows"][rejecting["forward"]["rejected"][0]]
+    expect(card.locator(".rejected").first).to_contain_text(f"({draft['drafter']})")
+
+
+def drafts(page: Page) -> list[dict[str, Any]]:
+    """The second lane's forwards that emitted something, each with the place of its stride."""
+    script = """async () => {
+        const { keptRuns } = await import("/playground/runs.js");
+        return keptRuns().find(({ name }) => name.startsWith("Race, several")).forwards;
+    }"""
+    found = [each for each in page.evaluate(script) if each["forward"]["emitted"]]
+    return [{"place": place, "forward": each["forward"]} for place, each in enumerate(found)]
 
 
 def test_strides_are_walked_with_the_keyboard(page: Page) -> None:
@@ -121,11 +147,12 @@ def test_strides_are_walked_with_the_keyboard(page: Page) -> None:
 def test_whitespace_can_be_seen(page: Page) -> None:
     race(page, "List three colours, one a line.", decoder="ngram", max_tokens=32)
     assert page.locator(".stride .space").count() and page.locator(".stride .newline").count()
-    content = page.locator(".stride .space").first.evaluate("node => getComputedStyle(node, '::before').content")
-    assert content == '"·"'
+    dot = page.locator(".stride .space").first.evaluate("node => getComputedStyle(node).backgroundImage")
+    sign = page.locator(".stride .newline").first.evaluate("node => getComputedStyle(node, '::before').content")
+    assert "gradient" in dot and sign == '"↵"'
 
 
-def test_a_race_can_be_stopped(page: Page) -> None:
+def test_a_race_can_be_stopped(page: Page, server: ProcessServer) -> None:
     dial(page, max_tokens=2000)
     page.fill("#race-prompt", "Write a very long story about the sea.")
     page.click("#race-start")
@@ -134,6 +161,27 @@ def test_a_race_can_be_stopped(page: Page) -> None:
     expect(page.locator("#verdict")).to_contain_text("Stopped")
     assert 0 < page.locator("article.lane").first.locator(".token").count() < 2000
     expect(page.locator("#race-start")).to_be_enabled()
+    with server.client() as client:
+        until(lambda: "vllm:num_requests_running" in client.get("/metrics").text)
+        until(lambda: running(client.get("/metrics").text) == 0)
+
+
+def running(metrics: str) -> float:
+    return float(re.findall(r"^vllm:num_requests_running\S* (\S+)$", metrics, re.M)[0])
+
+
+def test_the_focus_is_never_lost(page: Page) -> None:
+    dial(page, max_tokens=8)
+    page.focus("#race-start")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") in ("race-stop", "race-start")
+    expect(page.locator("#race-stop")).to_be_disabled()
+    assert page.evaluate("() => document.activeElement.id") == "race-start"
+    dial(page, max_tokens=0)
+    page.click("#race-start")
+    page.focus("text=Dismiss")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "main"
 
 
 # The dials
@@ -256,6 +304,31 @@ def test_a_request_that_was_copied_says_the_same(
     assert printed == shown
 
 
+def test_what_failed_is_not_part_of_the_chat(browser: Browser, server: ProcessServer) -> None:
+    with watched_page(browser, f"{server.url}/#chat", is_server_lost=True) as page:
+        page.wait_for_selector("body[data-ready]")
+        dial(page, max_tokens=8)
+        say(page, "Hello!")
+        expect(page.locator("#chat-status")).to_contain_text("seed")
+        before = page.inner_text("#messages")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, json={}))
+        page.click("#chat-again")
+        expect(page.locator("#notice")).to_contain_text("takes no requests now")
+        assert page.inner_text("#messages") == before
+        say(page, "Still there?")
+        expect(page.locator("#chat-text")).to_have_value("Still there?")
+        assert page.inner_text("#messages") == before
+        page.unroute("**/v1/chat/completions")
+        sent = noted_request(page, "/v1/chat/completions", lambda: page.click("#chat-send"))
+        assert [each["role"] for each in sent["messages"]] == ["user", "assistant", "user"]
+
+
+def test_without_a_clipboard_a_request_is_shown(page: Page) -> None:
+    page.evaluate("() => Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.click("#race-copy >> text=Copy as curl")
+    assert page.input_value("#race-copy textarea").startswith("curl -sN http")
+
+
 # Benchmarks
 
 
@@ -292,32 +365,21 @@ def test_the_page_computes_what_the_bench_does(page: Page) -> None:
             assert theirs[name] == pytest.approx(list(value) if isinstance(value, tuple) else value), name
 
 
-def test_acceptance_is_counted_as_the_bench_counts_it(page: Page, server: ProcessServer) -> None:
-    asked = {
-        "model": "smollm2", "messages": [{"role": "user", "content": "Count from 1 to 30."}], "max_tokens": 60,
-        "temperature": 0, "stride": {"decoder": "ensemble", "trace": True},
-    }  # fmt: skip
-    with server.client() as client:
-        forwards = client.post("/v1/chat/completions", json=asked).json()["stride"]["trace"]
+def test_acceptance_is_counted_as_the_bench_counts_it(page: Page, language_model: LanguageModel) -> None:
+    settings = language_model.check("ngram")
+    sequence = language_model.sequence([1, 2, 3, 1, 2, 3, 1, 2], SamplingParams(max_tokens=60), settings)
+    sequence.is_traced, sequence.alternatives = True, 1
+    strides = list(language_model.engine.strides_of(sequence))
+    vocabulary = Vocabulary(language_model.target.tokenizer)
     script = """async (forwards) => {
         const { acceptanceByDepth } = await import("/playground/hood_figures.js");
         return acceptanceByDepth(forwards.map((forward) => ({ forward })));
     }"""
-    shown = page.evaluate(script, forwards)
-    looked_at: Counter[int] = Counter()
-    stood: Counter[int] = Counter()
-    for forward in forwards:
-        rows, accepted = forward["rows"], set(forward["accepted"])
-        depths = {-1: 0} | {row: 0 for row, each in enumerate(rows) if each["kind"] == "pending"}
-        for row, each in enumerate(rows):
-            if each["kind"] == "draft":
-                depths[row] = depths[each["parent"]] + 1
-                if rows[each["parent"]]["kind"] == "pending" or each["parent"] in accepted:
-                    looked_at[depths[row]] += 1
-                    stood[depths[row]] += row in accepted
-    assert stood[1] and sum(stood.values()) < sum(looked_at.values())
-    assert {each["depth"]: each["drafted"] for each in shown} == dict(looked_at)
-    assert {each["depth"]: each["accepted"] for each in shown} == dict(stood)
+    shown = page.evaluate(script, [traced(stride, 0, vocabulary) for stride in strides])
+    drafted, accepted = by_depth(stride.trace for stride in strides if stride.trace)
+    assert sum(accepted) and sum(accepted) < sum(drafted)
+    assert tuple(each["drafted"] for each in shown) == drafted
+    assert tuple(each["accepted"] for each in shown) == accepted
 
 
 # When things go wrong
@@ -361,7 +423,11 @@ def test_a_key_is_asked_for_and_taken(browser: Browser, tmp_path: Path) -> None:
         watched_page(browser, f"{server.url}/", is_server_lost=True) as page,
     ):
         expect(page.locator("#notice")).to_contain_text("wants an API key")
-        page.fill("#key", "a wrong one")
+        assert not serious_findings(page)
+        page.fill("#key", "schlüssel")
+        page.keyboard.press("Enter")
+        expect(page.locator("#notice")).to_contain_text("cannot be an API key")
+        page.fill("#key", "wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#notice")).to_contain_text("does not take this API key")
         page.fill("#key", KEY)
@@ -406,7 +472,26 @@ def test_a_phone_is_wide_enough(browser: Browser, server: ProcessServer) -> None
             page.goto(f"{server.url}/#{view}")
             if view == "bench":
                 page.set_input_files("#bench input[type=file]", REPORT)
+                expect(page.locator("#bench svg").nth(3)).to_be_visible()
+            elif view == "hood":
+                expect(page.locator(".hood-tree svg")).to_be_visible()
             assert page.evaluate("() => document.documentElement.scrollWidth") <= phone["width"], view
+
+
+def test_the_link_that_skips_to_the_content_leaves_the_view_alone(page: Page) -> None:
+    page.click("nav >> text=Chat")
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("() => document.activeElement.id") == "main" and page.url.endswith("#chat")
+
+
+def test_a_long_answer_is_laid_out_in_blocks(page: Page) -> None:
+    race(page, "List thirty animals, one a line.", decoder="ngram", max_tokens=160)
+    blocks = page.locator("article.lane").first.locator(".block")
+    lines = [block.inner_text() for block in blocks.all()]
+    assert len(lines) > 1, "a line end after 64 strides begins a new one"
+    texts = ["".join(lane.locator(".token").all_inner_texts()) for lane in page.locator("article.lane").all()]
+    assert texts[0] == texts[1]
 
 
 def test_the_theme_is_chosen_and_kept(page: Page) -> None:

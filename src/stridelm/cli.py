@@ -288,7 +288,7 @@ def demo(
     """
     from stridelm import serve_command
 
-    settings = ServeSettings(port=port)
+    settings = ServeSettings(port=port, api_key=os.environ.get("STRIDELM_API_KEY"))
     serve_command.run(serve_command.Request(model, adapter, draft_model, heads, settings, load, opens_browser=True))
 
 

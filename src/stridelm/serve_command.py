@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import sys
+import threading
 import webbrowser
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -56,10 +57,16 @@ def run(request: Request) -> None:
             f"a KV cache of {request.load.cache_tokens} tokens; playground: {address}/",
             flush=True,
         )
-        if request.opens_browser and not webbrowser.open(f"{address}/"):
-            print(f"stridelm: no browser was found here: open {address}/ in one", flush=True)
+        if request.opens_browser:
+            # Some browsers hold up whoever opens them, and this is the server's own thread.
+            threading.Thread(target=_open, args=(f"{address}/",), daemon=True).start()
 
     Server(make_context(model, settings, name, lane), announce).run([listener])
+
+
+def _open(address: str) -> None:
+    if not webbrowser.open(address):
+        print(f"stridelm: no browser could be opened: open {address} in one", flush=True)
 
 
 def _load(request: Request) -> LanguageModel:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from stridelm.engine.worker import Event, Worker
+from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
 from stridelm.serve.generation import Generation, Plan, check_queue
@@ -26,9 +27,12 @@ from stridelm.serve.vocabulary import Vocabulary
 from stridelm.settings import PLAIN
 from stridelm.types import Sequence, Stride
 
+_MOST, _FEW = 256, 64
+"""Strides that may wait for their reader: at the first the race pauses, below the second it goes on."""
+
 
 class Moment(NamedTuple):
-    """A stride of one of the lanes."""
+    """What happened to one of the lanes."""
 
     lane: int
     seconds: float
@@ -37,7 +41,7 @@ class Moment(NamedTuple):
 
 
 class Race:
-    """Sequences that take turns. An async iterator over what happens; `close` it, read to its end or not."""
+    """Sequences that take turns; `moments` tells of them. `close` it, read to its end or not."""
 
     def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
         self._worker, self._sequences = worker, sequences
@@ -46,6 +50,8 @@ class Race:
         self._clocks = [0.0] * len(sequences)
         self._running = set(range(len(sequences)))
         self._unread = set(self._running)
+        self._is_paused = False
+        """Nobody reads what is written: no lane runs, and no clock."""
         for sequence in sequences:
             sequence.reads_anew = True
         for later in sequences[1:]:
@@ -72,18 +78,36 @@ class Race:
                 raise event
             if event.finish_reason:
                 self._unread.discard(lane)
+            if self._is_paused and self._moments.qsize() < _FEW:
+                self._go_on()
             yield lane, seconds, event
 
     def _receive(self, lane: int, event: Event) -> None:
         """In the worker's thread, between two steps: whoever is not held here takes part in the next one."""
         self._clocks[lane] += time.perf_counter() - self._since
+        # The whole prompt was read. Should the lane have to make room for others, it may find its own text again.
+        self._sequences[lane].reads_anew = False
         if isinstance(event, Exception) or event.finish_reason:
             self._running.discard(lane)
-        behind = min(self._running, key=lambda each: self._clocks[each], default=None)
+        self._is_paused = self._moments.qsize() >= _MOST
         for each in self._running:
-            self._sequences[each].is_held = each != behind
-        self._loop.call_soon_threadsafe(self._moments.put_nowait, Moment(lane, self._clocks[lane], event))
+            self._sequences[each].is_held = self._is_paused or each != self._behind
+        try:
+            self._loop.call_soon_threadsafe(self._moments.put_nowait, Moment(lane, self._clocks[lane], event))
+        except RuntimeError:  # the event loop is gone, and whoever asked
+            self.close()
         self._since = time.perf_counter()
+
+    @property
+    def _behind(self) -> int | None:
+        return min(self._running, key=lambda each: self._clocks[each], default=None)
+
+    def _go_on(self) -> None:
+        """No lane takes part in a step now, so nothing changes meanwhile."""
+        self._is_paused = False
+        self._since = time.perf_counter()
+        if (lane := self._behind) is not None:
+            self._worker.hold(self._sequences[lane], False)
 
 
 async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary, request: RaceRequest) -> Response:
@@ -95,13 +119,23 @@ async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary
     seed = secrets.randbits(53) if request.seed is None else request.seed
     sequences: list[Sequence] = []
     plans: list[Plan] = []
+    _check_room(context, prompt, request.max_tokens)
     for lane in request.lanes(seed):
         generation = Generation(context, lane, None)
         sequences += generation.sequences(prompt, generation.room(prompt, request.max_tokens, "max_tokens"))
         plans.append(generation.plan(sequences[-1]))
     check_queue(context, len(sequences), "messages")
+    start = _start(context, sequences, plans)
     race = Race(context.worker, sequences)
-    return EventStream(_start(context, sequences, plans), _chunks(race, vocabulary), race.close, context.settings)
+    return EventStream(start, _chunks(race, vocabulary), race.close, context.settings)
+
+
+def _check_room(context: Context, prompt: list[int], max_tokens: int) -> None:
+    """Lanes that had to make room for each other would read their texts again and again, on their clocks."""
+    most = context.model.engine.forward.cache.block_count // 2 * BLOCK_SIZE - len(prompt)
+    if max_tokens > most:
+        message = f"max_tokens is {max_tokens}, but with two lanes in its cache this server has room for {max(most, 0)}"
+        raise ApiError(400, message, param="max_tokens", code="context_length_exceeded")
 
 
 def _start(context: Context, sequences: list[Sequence], plans: list[Plan]) -> dict[str, Any]:
@@ -111,6 +145,7 @@ def _start(context: Context, sequences: list[Sequence], plans: list[Plan]) -> di
         "exact_to": context.exact_to,
         "prompt_tokens": sequences[0].prompt_length,
         "seed": plans[0].seed,
+        "others": context.worker.running + context.worker.waiting,
         "lanes": [{"decoder": plan.settings.decoder, "exact": plan.is_exact} for plan in plans],
     }
 

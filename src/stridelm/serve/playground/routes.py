@@ -49,13 +49,11 @@ def make_playground_router(context: Context, page: Mapping[str, PageFile]) -> AP
 
 def _about(context: Context) -> dict[str, Any]:
     """What the dials need: the model and what its decoders take."""
-    model = context.model
     return {
         "version": stridelm.__version__,
         "model": context.name,
         "exact_to": context.exact_to,
         "room": context.room,
-        "mask_k": 0 if model.gate is None else model.gate.k,
         "largest_k": LARGEST_K,
-        "decoders": [{"name": name, "what": DECODERS[name], "takes": TAKES[name]} for name in decoders(model)],
+        "decoders": [{"name": name, "what": DECODERS[name], "takes": TAKES[name]} for name in decoders(context.model)],
     }

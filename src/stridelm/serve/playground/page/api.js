@@ -13,8 +13,11 @@ const CUT = "The server went away in the middle of the answer. What it had writt
 
 let key = "";
 
-/** Kept in memory only: closing the window forgets it. */
+/** Kept in memory only: closing the window, or loading it anew, forgets it. */
 export function useKey(given) {
+  if (!/^[\x20-\x7e]+$/.test(given.trim())) {
+    throw new Problem("This cannot be an API key: those have no letters beyond ASCII.", 401);
+  }
   key = given.trim();
 }
 
@@ -35,7 +38,7 @@ export async function* stream(path, body, signal) {
   for await (const { event, data } of events(response.body)) {
     if (data === "[DONE]") return;
     const said = JSON.parse(data);
-    if (event === "error" || said.error) throw new Problem(sentence(said.error.message), said.error.code);
+    if (event === "error" || said.error) throw new Problem(sentence(said.error.message));
     yield said;
   }
   throw new Problem(CUT);

@@ -8,13 +8,23 @@ const REJECTED = 8;
 const GAP = 8;
 
 let leaving = 0;
+/** The stride whose card is shown. */
+let described = null;
 
 /** Show a stride's card beside it. */
 export function showCard(stride, number, forward) {
-  clearTimeout(leaving);
+  hideNow();
   const card = byId("card");
   card.replaceChildren(...content(number, forward));
   card.hidden = false;
+  described = stride;
+  stride.setAttribute("aria-describedby", "card");
+  placeCard();
+}
+
+function placeCard() {
+  const card = byId("card");
+  const stride = described;
   const place = stride.getClientRects()[0] ?? stride.getBoundingClientRect();
   const own = card.getBoundingClientRect();
   const below = place.bottom + GAP;
@@ -26,13 +36,28 @@ export function showCard(stride, number, forward) {
 /** A moment later, so that the pointer can get onto the card. */
 export function hideCard() {
   clearTimeout(leaving);
-  leaving = setTimeout(() => (byId("card").hidden = true), 150);
+  leaving = setTimeout(hideNow, 150);
+}
+
+/** Let the card be read on, where it is longer than its place: by keys, since it cannot have the focus. */
+export function scrollCard(pages) {
+  byId("card").scrollBy(0, pages * 0.8 * byId("card").clientHeight);
 }
 
 export function startCard() {
   byId("card").addEventListener("pointerenter", () => clearTimeout(leaving));
   byId("card").addEventListener("pointerleave", hideCard);
-  addEventListener("scroll", hideCard, { passive: true });
+  // Walking with the keys scrolls, too: then the card comes along.
+  const moved = () => (described && described === document.activeElement ? placeCard() : hideNow());
+  addEventListener("scroll", moved, { passive: true });
+  addEventListener("keydown", (event) => event.key === "Escape" && hideNow());
+}
+
+function hideNow() {
+  clearTimeout(leaving);
+  byId("card").hidden = true;
+  described?.removeAttribute("aria-describedby");
+  described = null;
 }
 
 function content(number, forward) {

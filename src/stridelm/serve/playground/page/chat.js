@@ -4,34 +4,28 @@ import { stream } from "./api.js";
 import { dialled } from "./dials.js";
 import { byId, element } from "./dom.js";
 import { gathered } from "./gathered.js";
-import { clearNotice, showProblem } from "./notice.js";
+import { clearNotice, moveFocus, showProblem } from "./notice.js";
 import { keepRun } from "./runs.js";
-import { copyButtons } from "./snippets.js";
+import { CHAT_PATH, copyButtons } from "./snippets.js";
 import { StrideText } from "./strides.js";
-
-const PATH = "/v1/chat/completions";
 
 let model = "";
 let underWay = null;
 /** What was said, as the server is told it. */
 let history = [];
-/** The last request, without the trace that only this page wants. */
+/** The last request, without the trace that only this page wants, with the seed that was drawn for it. */
 let asked = null;
 
 /** `about`: what the server says of itself. */
 export function startChat(about) {
   model = about.model;
-  byId("chat-copy").replaceChildren(...copyButtons(() => asked ?? next()));
+  byId("chat-copy").replaceChildren(...copyButtons(() => asked ?? request([...history, ...typed()])));
 }
 
 export function listenToChat() {
   byId("chat-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (underWay) return;
-    show("user", byId("chat-text").value);
-    history.push({ role: "user", content: byId("chat-text").value });
-    byId("chat-text").value = "";
-    answer();
+    if (!underWay) send();
   });
   byId("chat-text").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -50,16 +44,13 @@ export function listenToChat() {
   });
 }
 
-function again() {
-  if (history.at(-1)?.role === "assistant") history.pop();
-  if (byId("messages").lastElementChild?.classList.contains("assistant")) byId("messages").lastElementChild.remove();
-  answer();
+function typed() {
+  const content = byId("chat-text").value;
+  return content ? [{ role: "user", content }] : [];
 }
 
-/** The request that would be sent now. */
-function next() {
-  const typed = byId("chat-text").value;
-  const messages = history.length || !typed ? [...history] : [{ role: "user", content: typed }];
+/** The request for an answer to these messages; null where the dials do not allow it, which is then shown. */
+function request(messages) {
   try {
     return messages.length ? { model, messages, ...dialled(), stream: true } : null;
   } catch (problem) {
@@ -68,23 +59,38 @@ function next() {
   }
 }
 
-async function answer() {
+async function send() {
+  const [message] = typed();
+  const body = request([...history, message]);
+  if (!body) return;
+  byId("chat-text").value = "";
+  const item = show("user", message.content);
+  if (await answer(body)) return;
+  item.remove();
+  byId("chat-text").value ||= message.content;
+}
+
+/** Another answer in the last one's place, which stays until there is something to put there. */
+async function again() {
+  const body = request(history.at(-1)?.role === "assistant" ? history.slice(0, -1) : history);
+  if (!body) return;
+  const before = byId("messages").querySelector("li.assistant:last-child");
+  if (before) before.hidden = true;
+  if (await answer(body)) before?.remove();
+  else if (before) before.hidden = false;
+}
+
+/** Write the answer. Whether there is any of it: then it is part of the history, with what it answers. */
+async function answer(body) {
   clearNotice();
-  const body = next();
-  if (!body) return setRunning(false);
-  asked = body;
   const place = element("div", { class: "strides" });
-  show("assistant", place);
+  const item = show("assistant", place);
   const text = new StrideText(place, "The answer, as strides");
-  const run = {
-    name: "Chat, last answer",
-    decoder: body.stride.decoder,
-    prompt: body.messages.at(-1).content,
-    forwards: [],
-  };
-  const start = performance.now();
+  const run = { name: "Chat, last answer", decoder: body.stride.decoder, forwards: [] };
   const drawn = gathered((strides) => {
+    const isFollowed = isAtEnd();
     text.add(strides);
+    if (isFollowed) scrollTo({ top: document.documentElement.scrollHeight });
     run.forwards.push(...strides);
     keepRun(run);
   });
@@ -92,15 +98,17 @@ async function answer() {
   let how = "stopped";
   underWay = new AbortController();
   setRunning(true);
+  asked = body;
   try {
-    for await (const said of stream(PATH, { ...body, stride: { ...body.stride, trace: true } }, underWay.signal)) {
-      const [choice] = said.choices;
-      const { content: written = "" } = choice.delta;
-      const { finish_reason } = choice;
-      const seconds = (performance.now() - start) / 1000;
+    const traced = { ...body, stride: { ...body.stride, trace: true } };
+    for await (const { choices, stride } of stream(CHAT_PATH, traced, underWay.signal)) {
+      const [{ delta, finish_reason }] = choices;
+      const written = delta.content ?? "";
       content += written;
-      for (const forward of said.stride?.trace ?? []) drawn.add({ seconds, text: written, finish_reason, forward });
-      if (finish_reason) how = ending(finish_reason, said.stride);
+      for (const forward of stride?.trace ?? []) drawn.add({ text: written, finish_reason, forward });
+      if (!finish_reason) continue;
+      how = ending(finish_reason, stride);
+      asked = { ...body, seed: stride.seed };
     }
   } catch (problem) {
     if (problem.name !== "AbortError") how = "cut off";
@@ -108,32 +116,34 @@ async function answer() {
   }
   drawn.flush();
   underWay = null;
-  if (content) history.push({ role: "assistant", content });
-  else if (!text.count) place.closest("li").remove();
-  byId("chat-status").textContent = `${text.tokens.length} tokens in ${text.count} forwards; ${how}.`;
+  if (content) history = [...body.messages, { role: "assistant", content }];
+  else item.remove();
+  byId("chat-status").textContent = content ? `${text.tokens.length} tokens in ${text.count} forwards; ${how}.` : "";
   setRunning(false);
+  return content !== "";
 }
 
 function ending(reason, stride) {
   const why = reason === "length" ? "the limit of tokens was reached" : "the model ended";
-  return stride ? `${why}; seed ${stride.seed}; ${stride.exact ? "exact" : "not exact"}` : why;
+  return `${why}; seed ${stride.seed}; ${stride.exact ? "exact" : "not exact"}`;
 }
 
 function show(role, content) {
-  const item = element(
-    "li",
-    { class: role },
-    element("h3", {}, role === "user" ? "You" : model),
-    element("div", { class: "said" }, content),
-  );
+  const title = element("h3", {}, role === "user" ? "You" : model);
+  const item = element("li", { class: role }, title, element("div", { class: "said" }, content));
   byId("messages").append(item);
   item.scrollIntoView({ block: "nearest" });
+  return item;
 }
 
+const isAtEnd = () => innerHeight + scrollY > document.documentElement.scrollHeight - 60;
+
 function setRunning(isRunning) {
-  byId("chat-send").disabled = isRunning;
-  byId("chat-stop").disabled = !isRunning;
-  byId("chat-again").disabled = isRunning || !history.length;
-  byId("chat-new").disabled = isRunning || !history.length;
+  moveFocus(byId("chat-stop"), byId("chat-text"), () => {
+    byId("chat-send").disabled = isRunning;
+    byId("chat-stop").disabled = !isRunning;
+    byId("chat-again").disabled = isRunning || !history.length;
+    byId("chat-new").disabled = isRunning || !history.length;
+  });
   byId("messages").setAttribute("aria-busy", String(isRunning));
 }

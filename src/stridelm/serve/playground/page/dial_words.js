@@ -21,17 +21,19 @@ const EFFECTS = {
   temperature: (value) =>
     value === 0
       ? "Greedy: always the likeliest token, the same text every time."
-      : `Sampled, ${spice(value)}; one seed still gives one text, in both lanes.`,
-  seed: (value) =>
-    value === null
-      ? "A seed is drawn for every answer, the same for both lanes."
-      : `The noise of seed ${value}: the same text every time.`,
+      : `Sampled, ${spice(value)}. Exact decoders write what plain decoding writes with the same seed.`,
+  seed: (value, decoder, { temperature }) =>
+    temperature === 0
+      ? "Nothing is drawn at temperature 0: a seed changes nothing."
+      : value === null
+        ? "A seed is drawn for every answer, the same for both lanes of a race."
+        : `Draws as seed ${value} says: the same settings give the same text every time.`,
   max_tokens: (value) => `The answer ends after ${plural(value, "token")} at the latest.`,
 };
 
-/** `decoder`: the chosen one, as the server describes it. */
-export function effect(name, value, decoder) {
-  return EFFECTS[name](value, decoder);
+/** `values`: where all dials stand; `decoder`: the chosen one, as the server describes it. */
+export function effect(name, values, decoder) {
+  return EFFECTS[name](values[name], decoder, values);
 }
 
 /** Why a dial has no effect. */

@@ -15,25 +15,40 @@ const DIALS = [
   { name: "max_tokens", label: "Max tokens", kind: "number", min: 1, max: 2 ** 31 - 1, first: 160 },
 ];
 
-let decoders = [];
+const PLAIN = "autoregressive";
 
-/** `about`: what the server says of its model and decoders. */
+let decoders = [];
+let hasPlain = true;
+
+/** `about`: what the server says of its model and decoders. Dials that were there keep their places. */
 export function startDials(about) {
+  const before = decoders.length ? values() : {};
   decoders = about.decoders;
   const options = decoders.map(({ name }) => element("option", { value: name }, name));
   byId("dials").replaceChildren(...DIALS.map((dial) => row(dial, options)));
+  for (const [name, value] of Object.entries(before)) input(name).value = value ?? "";
   input("k").max = about.largest_k;
   input("max_tokens").max = about.room;
+  offerPlain();
+}
+
+/** Put the dials into the view that is shown; without a place they are out of sight. `isRace`: the other lane is plain
+ *  decoding already, so this one cannot be. */
+export function placeDials(place, isRace) {
+  byId("dials").hidden = !place;
+  place?.append(byId("dials"));
+  hasPlain = !isRace;
+  if (place && decoders.length) offerPlain();
+}
+
+function offerPlain() {
+  const option = [...input("decoder").options].find(({ value }) => value === PLAIN);
+  option.disabled = !hasPlain;
+  if (option.selected && !hasPlain) input("decoder").value = decoders.find(({ name }) => name !== PLAIN).name;
   refresh();
 }
 
-/** Put the dials into the view that is shown; without a place they are out of sight. */
-export function placeDials(place) {
-  byId("dials").hidden = !place;
-  place?.append(byId("dials"));
-}
-
-/** The fields of a request that the dials stand for. What is as the server has it by default is left out. */
+/** The fields of a request that the dials stand for. Settings that the decoder does not take are left out. */
 export function dialled() {
   for (const { name, label } of DIALS) {
     if (!input(name).disabled && !input(name).checkValidity()) {
@@ -97,11 +112,7 @@ function refresh() {
     const means = name === "k" ? takesK() : !["tolerance", "threshold"].includes(name) || decoder.takes.includes(name);
     input(name).disabled = !means;
     const isValid = !means || input(name).checkValidity();
-    const words = !means
-      ? idle(label, decoder)
-      : isValid
-        ? effect(name, now[name], decoder)
-        : input(name).validationMessage;
+    const words = !means ? idle(label, decoder) : isValid ? effect(name, now, decoder) : input(name).validationMessage;
     byId(`dial-${name}-effect`).textContent = words;
     input(name).setAttribute("aria-invalid", String(!isValid));
     if (kind === "range") byId(`dial-${name}-value`).textContent = String(now[name]);

@@ -30,12 +30,26 @@ export function byId(id) {
   return found;
 }
 
-/** A token's text with its whitespace to be seen: a dot for a space, a sign for tabs and line ends. The text itself
- *  stays what it is, so that copying and reading aloud work. */
+const SPACES = new Map([
+  [" ", "space"],
+  ["\t", "tab"],
+  ["\n", "newline"],
+  ["\r", "return"],
+]);
+const UNSEEN = /(\s|[\u200b-\u200f\u2060\ufeff])/;
+
+/** A token's text with its whitespace to be seen: a dot for a space, a sign for tabs and line ends, the number of what
+ *  has no sign. The text itself stays what it is, so that copying and reading aloud work. */
 export function visible(text) {
-  const kinds = { " ": "space", "\t": "tab", "\n": "newline", "\r": "return" };
   return text
-    .split(/([ \t\n\r])/)
+    .split(UNSEEN)
     .filter((part) => part !== "")
-    .map((part) => (kinds[part] ? element("span", { class: kinds[part] }, part) : part));
+    .map((part) => (UNSEEN.test(part) ? shown(part) : part));
+}
+
+function shown(space) {
+  const kind = SPACES.get(space);
+  if (kind) return element("span", { class: kind }, space);
+  const code = `U+${space.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
+  return element("span", { class: "rare", "data-code": code }, space);
 }

@@ -1,18 +1,21 @@
 // "Under the hood": a run, forward by forward. The data is what runs.js keeps.
 
-import { byId, element } from "./dom.js";
+import { element } from "./dom.js";
 import { emittedTokens, figureLine, rowTable, runCharts, showText } from "./hood_parts.js";
 import { summary } from "./hood_rows.js";
 import { stepper } from "./hood_stepper.js";
+import { say } from "./notice.js";
 import { keptRuns, onRun } from "./runs.js";
 import { drawTree, legend } from "./tree.js";
+
+const CHART_MILLISECONDS = 1000;
 
 /** Fill the place with the view; it follows the runs by itself. */
 export function startHood(place) {
   const frame = buildFrame();
-  const lengths = new Map();
+  const lengths = new WeakMap();
   // Which run and forward; what of them is drawn; whether drawing is due.
-  const state = { name: null, at: 0, forward: null, last: null, waiting: false };
+  const state = { name: null, at: 0, forward: null, last: null, waiting: false, shown: -Infinity, timer: 0 };
   const controls = stepper({ go, choose });
   const inSight = () => place.getClientRects().length > 0;
   const chosenRun = () => keptRuns().find((run) => run.name === state.name && run.forwards.length);
@@ -20,7 +23,7 @@ export function startHood(place) {
   function go(to) {
     state.at = to;
     show();
-    if (!controls.isPlaying()) byId("said").textContent = frame.summary.textContent;
+    if (!controls.isPlaying()) say(frame.summary.textContent);
   }
 
   function choose(name) {
@@ -29,11 +32,10 @@ export function startHood(place) {
   }
 
   function heard(run) {
-    const known = lengths.get(run.name) ?? 0;
+    const known = lengths.get(run) ?? 0;
     const length = run.forwards.length;
-    lengths.set(run.name, length);
-    const begins = !known || length < known;
-    if (begins && length && turnsTo(run)) Object.assign(state, { name: run.name, at: 0 });
+    lengths.set(run, length);
+    if (!known && length && turnsTo(run)) Object.assign(state, { name: run.name, at: 0 });
     // Whoever looks at the last forward watches the run grow; any other place is kept.
     else if (run.name === state.name && inSight() && state.at === known - 1) state.at = Math.max(0, length - 1);
     controls.list(
@@ -67,8 +69,19 @@ export function startHood(place) {
     controls.show(state.at, run.forwards.length);
     const [{ forward }, last] = [run.forwards[state.at], run.forwards.at(-1)];
     if (state.forward !== forward) showForward(frame, run, state.at);
-    if (state.last !== last) showRun(frame, run);
+    if (state.last !== last) showRunSoon();
     Object.assign(state, { forward, last });
+  }
+
+  /** The charts are of all forwards: while a run grows they come once a second. */
+  function showRunSoon() {
+    const wait = Math.max(0, state.shown + CHART_MILLISECONDS - performance.now());
+    clearTimeout(state.timer);
+    state.timer = setTimeout(() => {
+      state.shown = performance.now();
+      const run = chosenRun();
+      if (run) showRun(frame, run);
+    }, wait);
   }
 
   frame.full.prepend(controls.node);

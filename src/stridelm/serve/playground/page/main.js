@@ -15,37 +15,45 @@ const THEME = "stridelm-theme";
 
 function showView() {
   const asked = location.hash.slice(1);
-  if (asked === "main") return; // the link that skips to the content
   const view = VIEWS.includes(asked) ? asked : VIEWS[0];
   for (const each of VIEWS) byId(`view-${each}`).hidden = each !== view;
   for (const link of document.querySelectorAll(".top nav a")) {
     if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  placeDials(document.getElementById(`${view}-dials`));
+  placeDials(document.getElementById(`${view}-dials`), view === "race");
   document.title = `${document.querySelector(`#view-${view} h2`).textContent} \u2013 StrideLM playground`;
 }
 
 function startTheme() {
   const root = document.documentElement;
-  const isDark = () =>
-    (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const name = () => (byId("theme").textContent = isDark() ? "Light" : "Dark");
-  const kept = localStorage.getItem(THEME);
+  const preferred = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  const isDark = () => (root.dataset.theme ?? preferred()) === "dark";
+  const name = () => (byId("theme").textContent = isDark() ? "Light colours" : "Dark colours");
+  const kept = stored((store) => store.getItem(THEME));
   if (kept === "dark" || kept === "light") root.dataset.theme = kept;
   byId("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    localStorage.setItem(THEME, root.dataset.theme);
+    stored((store) => store.setItem(THEME, root.dataset.theme));
     name();
   });
   name();
+}
+
+/** Browsers may forbid pages to store anything: then nothing is kept. */
+function stored(use) {
+  try {
+    return use(localStorage);
+  } catch {
+    return null;
+  }
 }
 
 async function meetServer() {
   try {
     const about = await getJson("/playground/about");
     byId("served").textContent = `${about.model} \u00b7 StrideLM ${about.version}`;
-    byId("served").title = about.exact_to;
+    byId("exact-to").textContent = `Answers are exact with respect to ${about.exact_to}.`;
     startDials(about);
     startRace(about);
     startChat(about);
@@ -62,6 +70,13 @@ listenToRace();
 listenToChat();
 startHood(byId("hood"));
 startBench(byId("bench"));
+// Not by its address, which would take the view's place there.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
+// A file that misses the benchmarks' view would be opened in place of the page.
+for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
 addEventListener("hashchange", showView);
 showView();
 meetServer();

@@ -4,22 +4,25 @@ import { stream } from "./api.js";
 import { dialled } from "./dials.js";
 import { byId, element } from "./dom.js";
 import { gathered } from "./gathered.js";
-import { clearNotice, say, showProblem } from "./notice.js";
+import { clearNotice, moveFocus, say, showProblem } from "./notice.js";
 import { PRESETS } from "./presets.js";
 import { keepRun } from "./runs.js";
 import { copyButtons } from "./snippets.js";
 import { StrideText } from "./strides.js";
+import { plural } from "./words.js";
 
 const COUNTERS = ["tokens/s", "tokens per forward", "first token", "forwards", "tokens"];
 
 let model = "";
 let underWay = null;
+/** The last race: its request, its seed, and how many others the server was busy with. */
+let last = null;
 
 /** `about`: what the server says of itself. */
 export function startRace(about) {
   model = about.model;
   byId("presets").replaceChildren(...PRESETS.map(presetButton), element("p", { id: "preset-shows", class: "faint" }));
-  if (!byId("race-prompt").value) choose(PRESETS[3]);
+  if (!byId("race-prompt").value) put(PRESETS[3]);
   byId("race-copy").replaceChildren(...copyButtons(asChat));
 }
 
@@ -40,19 +43,25 @@ function presetButton(preset) {
 }
 
 function choose(preset) {
+  put(preset);
+  say(preset.shows);
+}
+
+function put(preset) {
   byId("race-prompt").value = preset.prompt;
   byId("preset-shows").textContent = preset.shows;
-  say(preset.shows);
 }
 
 function request() {
   return { model, messages: [{ role: "user", content: byId("race-prompt").value }], ...dialled() };
 }
 
-/** The second lane's request, as anyone would send it. */
+/** The second lane's request, as anyone would send it; of the race that was just run, with the seed that it had. */
 function asChat() {
   try {
-    return { ...request(), stream: true };
+    const body = request();
+    const isLast = last && JSON.stringify(body) === JSON.stringify(last.body);
+    return { ...body, ...(isLast ? { seed: last.seed } : {}), stream: true };
   } catch (problem) {
     showProblem(problem);
     return null;
@@ -63,27 +72,26 @@ async function run() {
   clearNotice();
   byId("verdict").replaceChildren();
   let lanes = [];
-  let drawn = null;
+  const drawn = gathered((strides) =>
+    lanes.forEach((lane, number) => lane.add(strides.filter((each) => each.lane === number))),
+  );
+  underWay = new AbortController();
+  setRunning(true);
   try {
     const body = request();
-    underWay = new AbortController();
-    setRunning(true);
-    lanes = [
-      new Lane("one token at a time", "autoregressive", body),
-      new Lane(`several: ${body.stride.decoder}`, body.stride.decoder, body),
-    ];
-    byId("lanes").replaceChildren(...lanes.map(({ panel }) => panel));
-    drawn = gathered((strides) =>
-      lanes.forEach((lane, number) => lane.add(strides.filter((each) => each.lane === number))),
-    );
     for await (const said of stream("/playground/race", body, underWay.signal)) {
-      if (said.lanes) lanes.forEach((lane, number) => (lane.isExact = said.lanes[number].exact));
-      else drawn.add(said);
+      if (!said.lanes) {
+        drawn.add(said);
+        continue;
+      }
+      last = { body, seed: said.seed, others: said.others };
+      lanes = said.lanes.map(({ decoder, exact }, number) => new Lane(decoder, exact, number));
+      byId("lanes").replaceChildren(...lanes.map(({ panel }) => panel));
     }
     drawn.flush();
     showVerdict(lanes);
   } catch (problem) {
-    drawn?.flush();
+    drawn.flush();
     if (problem.name === "AbortError") byId("verdict").textContent = stopped(lanes);
     showProblem(problem);
   } finally {
@@ -93,17 +101,20 @@ async function run() {
 }
 
 function setRunning(isRunning) {
-  byId("race-start").disabled = isRunning;
-  byId("race-stop").disabled = !isRunning;
+  moveFocus(byId("race-stop"), byId("race-start"), () => {
+    byId("race-start").disabled = isRunning;
+    byId("race-stop").disabled = !isRunning;
+  });
   byId("lanes").setAttribute("aria-busy", String(isRunning));
 }
 
 /** One decoder's answer, its text and its counters. */
 class Lane {
-  constructor(title, decoder, body) {
-    this.isExact = true;
+  constructor(decoder, isExact, number) {
+    const title = number ? `several: ${decoder}` : "one token at a time";
+    this.isExact = isExact;
     this.seconds = 0;
-    this.run = { name: `Race, ${title}`, decoder, prompt: body.messages[0].content, forwards: [] };
+    this.run = { name: `Race, ${title}`, decoder, forwards: [] };
     this.counters = COUNTERS.map(() => element("dd", {}, "\u2013"));
     const place = element("div", { class: "strides" });
     const names = COUNTERS.map((name, index) => element("div", {}, element("dt", {}, name), this.counters[index]));
@@ -125,7 +136,7 @@ class Lane {
     if (!strides.length) return;
     this.seconds = strides.at(-1).seconds;
     this.first ??= strides[0].seconds;
-    this.run.forwards.push(...strides.map(({ seconds, text, forward }) => ({ seconds, text, forward })));
+    this.run.forwards.push(...strides);
     this.text.add(strides);
     const shown = [
       (this.tokens / this.seconds).toFixed(1),
@@ -152,22 +163,31 @@ function showVerdict(lanes) {
   const difference = firstDifference(lanes);
   const speedUp = other.tokens / other.seconds / (plain.tokens / plain.seconds);
   const speed = element("strong", {}, `${speedUp.toFixed(2)}x the speed`);
+  const said = [speed, difference === null ? " \u00b7 " : ", for another text \u00b7 ", identity(lanes, difference)];
+  if (last.body.temperature > 0) said.push(element("span", { class: "faint" }, ` \u00b7 seed ${last.seed}`));
+  if (last.others) {
+    const beside = `${plural(last.others, "other answer")} on this server when it began: both lanes were slower for it`;
+    said.push(element("span", { class: "faint" }, ` \u00b7 ${beside}`));
+  }
+  byId("verdict").replaceChildren(...said);
+}
+
+function identity(lanes, difference) {
+  const [plain, other] = lanes;
   if (difference === null) {
-    const words = element("span", { class: "same" }, `\u2713 identical: all ${plain.tokens} tokens are the same`);
-    byId("verdict").replaceChildren(speed, " \u00b7 ", words);
-    return;
+    return element("span", { class: "same" }, `\u2713 identical: all ${plain.tokens} tokens are the same`);
   }
   lanes.forEach(({ text }) => text.markDifference(difference));
   const why = other.isExact
     ? "although this decoder is exact: please report it"
     : "as may be, since this decoder is not exact";
-  const words = element("span", { class: "other" }, `\u2260 differs from token ${difference + 1} on, ${why}`);
-  byId("verdict").replaceChildren(speed, ", for another text \u00b7 ", words);
+  return element("span", { class: "other" }, `\u2260 differs from token ${difference + 1} on, ${why}`);
 }
 
 function stopped(lanes) {
-  const shorter = Math.min(...lanes.map(({ tokens }) => tokens));
-  const difference = lanes.length ? firstDifference(lanes) : 0;
-  const same = difference === null || difference >= shorter ? `; the first ${shorter} tokens of both are the same` : "";
-  return `Stopped${shorter ? same : ""}.`;
+  const shorter = lanes.length ? Math.min(...lanes.map(({ tokens }) => tokens)) : 0;
+  if (!shorter) return "Stopped.";
+  const difference = firstDifference(lanes);
+  const isSame = difference === null || difference >= shorter;
+  return isSame ? `Stopped; the first ${shorter} tokens of both are the same.` : "Stopped.";
 }

@@ -1,7 +1,7 @@
 // What was generated in this window, for "Under the hood" to step through.
 //
-//   run       {name, decoder, prompt, forwards}; name: "race: auto", "chat"
-//   forwards  [{seconds, text, forward}], in their order; seconds: on the answer's own clock, null where unknown
+//   run       {name, decoder, forwards}; name: "Race, several: auto", "Chat, last answer"
+//   forwards  [{text, forward}], in their order
 //   forward   as the server traces it: {rows, accepted, rejected, emitted}
 //     rows      [{kind: "pending" | "draft" | "mask", parent, token, text, probability, drafter}]; parent: a row, or -1
 //     accepted, rejected   numbers of draft rows

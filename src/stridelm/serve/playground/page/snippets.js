@@ -4,16 +4,16 @@ import { hasKey } from "./api.js";
 import { element } from "./dom.js";
 import { say } from "./notice.js";
 
-const PATH = "/v1/chat/completions";
+export const CHAT_PATH = "/v1/chat/completions";
 
-export function asCurl(body) {
-  const lines = [`curl -sN ${location.origin}${PATH}`, "-H 'Content-Type: application/json'"];
+function asCurl(body) {
+  const lines = [`curl -sN ${location.origin}${CHAT_PATH}`, "-H 'Content-Type: application/json'"];
   if (hasKey()) lines.push('-H "Authorization: Bearer $STRIDELM_API_KEY"');
   lines.push(`-d ${shell(JSON.stringify(body))}`);
   return lines.join(" \\\n  ");
 }
 
-export function asPython(body) {
+function asPython(body) {
   const { stride, ...known } = body;
   const fields = Object.entries(known).map(([name, value]) => `    ${name}=${python(value)},`);
   const key = hasKey() ? 'os.environ["STRIDELM_API_KEY"]' : '"none"';
@@ -33,17 +33,13 @@ export function asPython(body) {
 
 /** Buttons that copy a request; `body` gives it, or null while there is none. */
 export function copyButtons(body) {
-  const made = [
+  return [
     ["curl", asCurl],
     ["Python", asPython],
-  ].map(([name, write]) =>
-    element(
-      "button",
-      { type: "button", class: "quiet", onclick: (event) => copy(event.target, name, body, write) },
-      `Copy as ${name}`,
-    ),
-  );
-  return made;
+  ].map(([name, write]) => {
+    const act = ({ target }) => copy(target, name, body, write);
+    return element("button", { type: "button", class: "quiet", onclick: act }, `Copy as ${name}`);
+  });
 }
 
 async function copy(button, name, body, write) {
@@ -54,7 +50,18 @@ async function copy(button, name, body, write) {
     button.textContent = "Copied";
     say(`The request was copied as ${name}.`);
   } catch {
-    button.textContent = "The browser does not allow it";
+    // Browsers have no clipboard for pages that came over plain HTTP from another machine.
+    button.parentElement.querySelector("textarea")?.remove();
+    const area = element("textarea", {
+      class: "copied",
+      rows: 6,
+      readonly: true,
+      "aria-label": `The request as ${name}`,
+    });
+    area.value = write(request);
+    button.parentElement.append(area);
+    area.select();
+    say("The browser does not let this page copy: the request is shown, and selected.");
   }
   setTimeout(() => (button.textContent = `Copy as ${name}`), 1600);
 }

@@ -1,10 +1,14 @@
 // An answer as strides: the tokens of one forward pass stand together, in one colour, and tell of themselves.
 
-import { hideCard, showCard } from "./card.js";
+import { hideCard, scrollCard, showCard } from "./card.js";
 import { element, visible } from "./dom.js";
 
 const COLOURS = 4;
+/** Strides after which a block may end, at the next line end. */
+const FULL = 64;
 const BROKEN = "\ufffd";
+/** Where a line may break between strides: a space without width. */
+const BREAK = "\u200b";
 
 /** The text of one answer. Strides are walked with the arrow keys; pointing at one, or being there, shows its card. */
 export class StrideText {
@@ -22,12 +26,17 @@ export class StrideText {
   /** Forward passes, each {text, finish_reason, forward}. */
   add(passes) {
     const isAtEnd = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight < 48;
-    // A space without width: where a line may break between strides.
-    const strides = passes
-      .filter(({ forward }) => forward.emitted.length)
-      .flatMap((each) => [this.#stride(each), "\u200b"]);
-    this.place.append(...strides);
+    for (const each of passes.filter(({ forward }) => forward.emitted.length)) {
+      this.#block().append(this.#stride(each), BREAK);
+    }
     if (isAtEnd) this.place.scrollTop = this.place.scrollHeight;
+  }
+
+  /** Where the next stride goes. Long answers are laid out block by block, or every stride would move all of them. */
+  #block() {
+    const last = this.place.lastElementChild;
+    const isFull = last?.childElementCount >= FULL && last.textContent.endsWith(`\n${BREAK}`);
+    return last && !isFull ? last : this.place.appendChild(element("div", { class: "block", role: "presentation" }));
   }
 
   #stride({ text, finish_reason: ending, forward }) {
@@ -36,24 +45,24 @@ export class StrideText {
       class: `stride new c${number % COLOURS}`,
       role: "listitem",
       tabindex: number === 1 ? 0 : -1,
-      "aria-describedby": "card",
       onpointerenter: () => showCard(stride, number, forward),
       onpointerleave: hideCard,
       onfocus: () => showCard(stride, number, forward),
       onclick: () => this.#select(stride),
     });
-    stride.append(...parts(forward.emitted, text, ending));
-    this.tokens.push(...forward.emitted.map(({ token }) => ({ token, stride })));
+    const spans = parts(forward.emitted, text, ending);
+    stride.append(...spans);
+    forward.emitted.forEach(({ token }, index) => this.tokens.push({ token, span: spans[index] ?? spans.at(-1) }));
     return stride;
   }
 
-  /** Mark the stride that holds a token, because the other answer has another one there. */
+  /** Mark a token, because the other answer has another one there, or none. */
   markDifference(index) {
-    const stride = this.tokens[index]?.stride;
-    if (!stride) return;
-    stride.classList.add("differs");
-    stride.prepend(element("span", { class: "sign" }, "differs here: "));
-    this.place.scrollTop = stride.offsetTop - this.place.offsetTop - 40;
+    const { span } = this.tokens[index] ?? {};
+    span?.classList.add("differs");
+    span?.before(element("span", { class: "sign" }, "differs here: "));
+    const mark = span ?? this.place.appendChild(element("span", { class: "sign differs" }, "ends here"));
+    this.place.scrollTop += mark.getBoundingClientRect().top - this.place.getBoundingClientRect().top - 40;
   }
 
   #strides() {
@@ -69,11 +78,12 @@ export class StrideText {
     const strides = this.#strides();
     const here = strides.indexOf(document.activeElement);
     const targets = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: strides.length - 1 };
-    if (event.key === "Escape") return hideCard();
+    const pages = { PageDown: 1, PageUp: -1 }[event.key];
     const target = strides[targets[event.key]];
-    if (here < 0 || !target) return;
+    if (here < 0 || !(target || pages)) return;
     event.preventDefault();
-    this.#select(target);
+    if (target) this.#select(target);
+    else scrollCard(pages);
   }
 }
 

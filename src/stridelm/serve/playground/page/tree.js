@@ -13,7 +13,7 @@ const SHOWN_PENDING = 4;
 const ORDER = { pending: 0, accepted: 0, own: 0, rejected: 1, mask: 2 };
 
 /** Where everything goes. Nodes: {kind, row, text, note, facts, parent, children, column, lane, x, y}. */
-export function layOut(forward) {
+function layOut(forward) {
   const rows = readRows(forward);
   const pending = foldPending(rows.filter((row) => row.kind === "pending"));
   const nodes = [...pending, ...rows.filter((row) => row.kind !== "pending").map(nodeOfRow), ...nodesOfOwn(forward)];

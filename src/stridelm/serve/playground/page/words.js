@@ -10,5 +10,5 @@ export const sourceInWords = (source) => ({ model: "the model itself", mask: "a 
 /** A token's text where it is a label in one line, as in SVG: whitespace by signs. */
 export function label(text) {
   const signs = { " ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5", "\r": "\u240d" };
-  return text.replace(/[ \n\t\r]/g, (space) => signs[space]) || "\u2205";
+  return text.replace(/\s/g, (space) => signs[space] ?? "\u2423") || "\u2205";
 }
