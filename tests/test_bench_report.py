@@ -149,7 +149,7 @@ def test_verdicts(figures: list[Figures]) -> None:
     assert text_verdict(replace(each, identical=1.0, differs=False)) == "same"
     assert text_verdict(replace(each, identical=0.0, differs=True)) == "differs"
     assert text_verdict(replace(each, identical=0.5, differs=True, departs_at=7.0)) == "differs at token 7 (50% same)"
-    assert text_verdict(replace(each, identical=1.0, loops=1, answers=3)) == "same, 1 of 3 loop"
+    assert text_verdict(replace(each, identical=1.0, differs=False, loops=1, answers=3)) == "same, 1 of 3 loop"
 
 
 # -- the plots
