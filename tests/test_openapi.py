@@ -24,7 +24,7 @@ from stridelm.serve.settings import ServeSettings
 CASES = 40
 MANY_CASES = int(os.environ.get("STRIDELM_FUZZ_CASES", "2000"))
 MOST_TOKENS = 4
-ASKING = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+ASKING = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/playground/race")
 STATUS = ("/health", "/version", "/v1/models", "/metrics")
 CHECKS = [
     not_a_server_error,
