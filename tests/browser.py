@@ -32,8 +32,9 @@ def executable(playwright: Playwright) -> str:
 @contextmanager
 def open_browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-        browser = playwright.chromium.launch(executable_path=executable(playwright), args=sandbox)
+        # Containers have little shared memory; and for root Chromium has no sandbox.
+        options = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        browser = playwright.chromium.launch(executable_path=executable(playwright), args=options)
         try:
             yield browser
         finally:
