@@ -14,6 +14,7 @@ class ExportFormat(StrEnum):
     """What other engines read."""
 
     HF = "hf"
+    VLLM = "vllm"
 
 
 class ExportPart(StrEnum):
@@ -25,7 +26,7 @@ class ExportPart(StrEnum):
 
 def export(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
-    to: Annotated[ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers.")],
+    to: Annotated[ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers; vllm: folders for vLLM.")],
     part: Annotated[
         ExportPart,
         typer.Option(
@@ -56,6 +57,7 @@ def export(
 
     \b
     stridelm export --model smollm2 --to hf smollm2-hf
+    stridelm export --model smollm2 --to vllm smollm2-vllm
     stridelm export --model Qwen/Qwen3-4B --adapter runs/qwen --to hf qwen-hf
     stridelm export --model Qwen/Qwen3-4B --part draft --draft-model runs/draft --to hf qwen-draft
     """

@@ -16,6 +16,8 @@ from stridelm.interop.hf_folder import (
     write_merged,
     write_plain,
 )
+from stridelm.interop.vllm_folder import write_full, write_gated, write_ungated
+from stridelm.model.adapter import Adapter
 from stridelm.model.draft_layers import is_draft
 from stridelm.model.load import Checkpoint
 from stridelm.model.mask_token import own_masks
@@ -47,6 +49,8 @@ def run(request: Request) -> None:
             _model_for_transformers(request)
         case "hf", "draft":
             _draft_for_transformers(request)
+        case "vllm", "model":
+            _model_for_vllm(request)
         case _:
             raise InputError(f"--to {request.to} does not go with --part {request.part}")
 
@@ -66,23 +70,48 @@ def _model_for_transformers(request: Request) -> None:
 
 def _conversion(request: Request, base: Checkpoint) -> tuple[str, Callable[[Path], torch.dtype]]:
     """What makes a model's drafts, in words, and what writes the model with it into a folder."""
-    adapter_at = adapter_folder(request.model, request.adapter)
-    if adapter_at is None:
-        if own_masks(base.name, base.network.config, base.tokenizer) is None:
-            raise InputError(
-                f"{request.model} has no conversion of its own: give one with --adapter, or make one with "
-                f"`stridelm train --model {request.model}`. As it is, other engines read it without an export"
-            )
+    adapter = _adapter_of(request, base)
+    if adapter is None:
         return "with the masks that it names", lambda folder: _with_script(folder, write_plain(base, folder))
-    adapter = load_adapter_of(base, adapter_at)
     if adapter.is_gated:
-        return f"with the gated adapter {adapter_at}", lambda folder: write_converted(base, adapter, folder)
-    return f"merged with {adapter_at}", lambda folder: _with_script(folder, write_merged(base, adapter, folder))
+        return "with its gated adapter", lambda folder: write_converted(base, adapter, folder)
+    return "merged with its adapter", lambda folder: _with_script(folder, write_merged(base, adapter, folder))
+
+
+def _adapter_of(request: Request, base: Checkpoint) -> Adapter | None:
+    """The conversion; None where it is in the model's own weights."""
+    adapter_at = adapter_folder(request.model, request.adapter)
+    if adapter_at is not None:
+        return load_adapter_of(base, adapter_at)
+    if own_masks(base.name, base.network.config, base.tokenizer) is None:
+        raise InputError(
+            f"{request.model} has no conversion of its own: give one with --adapter, or make one with "
+            f"`stridelm train --model {request.model}`. As it is, other engines read it without an export"
+        )
+    return None
 
 
 def _with_script(folder: Path, dtype: torch.dtype) -> torch.dtype:
     add_custom_generate(folder)
     return dtype
+
+
+def _model_for_vllm(request: Request) -> None:
+    out, base = request.out, load_base(request.model)
+    adapter = _adapter_of(request, base)
+    with made_whole(out) as folder:
+        if adapter is None:
+            masks = own_masks(base.name, base.network.config, base.tokenizer)
+            assert masks is not None
+            written = write_full(base, masks[1], folder)
+        else:
+            written = (write_gated if adapter.is_gated else write_ungated)(base, adapter, folder)
+    needs = "with StrideLM installed beside it, for its plugin" if written.needs_plugin else "as it comes"
+    print(
+        f"{out}: {request.model}, {_size(out)}\n"
+        f"With vLLM, {needs} (docs/engines.md):\n"
+        f"    {written.command(out.absolute())}"
+    )
 
 
 def _draft_for_transformers(request: Request) -> None:
@@ -109,6 +138,6 @@ def _draft_for_transformers(request: Request) -> None:
     )
 
 
-def _size(out: Path, dtype: torch.dtype) -> str:
+def _size(out: Path, dtype: torch.dtype | None = None) -> str:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
-    return f"{size:,.1f} MB in {str(dtype).removeprefix('torch.')}"
+    return f"{size:,.1f} MB" + (f" in {str(dtype).removeprefix('torch.')}" if dtype else "")

@@ -27,7 +27,7 @@ from stridelm.model.attention import UnsupportedModel
 from stridelm.model.gguf import read_gguf
 from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
-from stridelm.model.store import read_weights, weight_files
+from stridelm.model.store import map_weights, read_weights, weight_files
 from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.model.target import Target
 from stridelm.model.ungated import merge
@@ -111,6 +111,11 @@ def fingerprint(weights: dict[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tuple(weight.shape)}\n".encode())
         digest.update(picked.numpy().tobytes())
     return digest.hexdigest()
+
+
+def fingerprint_of(folder: Path) -> str:
+    """The same of a Hugging Face folder, of which only the values that count are read."""
+    return fingerprint(map_weights(weight_files(folder)))
 
 
 def make_ready(network: PreTrainedModel, *, trainable: bool) -> None:

@@ -116,10 +116,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
     """All tensors, read rather than memory-mapped: mapped pages would count beside the packed copies of them."""
+    return _tensors(files, backend="pread")
+
+
+def map_weights(files: list[Path]) -> dict[str, torch.Tensor]:
+    """All tensors, memory-mapped: for who looks at few of their values."""
+    return _tensors(files, backend="mmap")
+
+
+def _tensors(files: list[Path], *, backend: str) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt", backend="pread") as opened:
+            with safe_open(file, framework="pt", backend=backend) as opened:
                 for name in opened.keys():  # noqa: SIM118
                     weights[name] = opened.get_tensor(name)
         except (SafetensorError, OSError, ValueError) as error:

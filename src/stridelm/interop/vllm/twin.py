@@ -1,0 +1,72 @@
+"""A second way through the target's own weights: the same modules, but some linear layers have a low-rank part.
+
+The target is not touched. Of the modules that lie above a gated layer there are shallow copies; all others, with their
+weights and with the attention layers and their caches, are the target's. So weights and KV are held once, and what the
+target computes cannot be changed by what hangs on the twin.
+
+Shape letters: X chains of a draft pass, K rows of a chain (the first is a real token, the others are masks), I inputs
+and O outputs of a layer, R rank.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(slots=True)
+class Chains:
+    """The pass in flight: how many rows each of its chains has. One object is shared by all layers of a twin."""
+
+    length: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to some columns of a product."""
+
+    first: int
+    last: int
+    down_RI: torch.Tensor
+    up_OR: torch.Tensor
+
+
+class GatedProduct(nn.Module):
+    """A linear layer of vLLM's, with low-rank parts for the mask rows of a pass."""
+
+    def __init__(self, base: nn.Module, parts: list[LowRank], chains: Chains) -> None:
+        super().__init__()
+        self.base = base
+        self.chains = chains
+        # The parts read the same input, so that their first factors are one product.
+        self.down_IR = torch.cat([part.down_RI for part in parts]).t().contiguous()
+        self.ups = [(part.first, part.last, part.up_OR.t().contiguous()) for part in parts]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        product, bias = self.base(x)
+        length = self.chains.length
+        if length > 1:
+            masks_XKI = x.view(-1, length, x.shape[-1])[:, 1:]
+            product_XKO = product.view(-1, length, product.shape[-1])[:, 1:]
+            low_XKR = (masks_XKI @ self.down_IR).chunk(len(self.ups), dim=-1)
+            for (first, last, up_RO), part_XKR in zip(self.ups, low_XKR, strict=True):
+                product_XKO[..., first:last] += part_XKR @ up_RO
+        return product, bias
+
+
+def twin_of(module: nn.Module, gated: Mapping[str, nn.Module], path: str = "") -> nn.Module:
+    """The module with those children, named by their paths, in the place of its own."""
+    if path in gated:
+        return gated[path]
+    below = f"{path}." if path else ""
+    if not any(name.startswith(below) for name in gated):
+        return module
+    copied = copy.copy(module)
+    children = {name: twin_of(child, gated, f"{below}{name}") for name, child in module.named_children()}
+    copied.__dict__["_modules"] = children
+    if hasattr(copied, "do_not_compile"):
+        # What was compiled is the target; a copy of it would run the target's graph.
+        copied.do_not_compile = True
+    return copied
