@@ -26,7 +26,9 @@ class ExportPart(StrEnum):
 
 def export(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
-    to: Annotated[ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers; vllm: folders for vLLM.")],
+    to: Annotated[
+        ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers; vllm: folders for vLLM.")
+    ],
     part: Annotated[
         ExportPart,
         typer.Option(

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stridelm.interop.hf_folder import write_plain
-from stridelm.interop.vllm.plugin import ARCHITECTURE
+from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE
 from stridelm.model.adapter import CONFIG as ADAPTER_FILE
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.load import Checkpoint, fingerprint_of
@@ -51,7 +51,9 @@ class Written:
 
     def command(self, folder: Path) -> str:
         """What serves the folder."""
-        return shlex.join(["vllm", "serve", str(folder / MODEL), "--speculative-config", self.speculative_config(folder)])
+        return shlex.join(
+            ["vllm", "serve", str(folder / MODEL), "--speculative-config", self.speculative_config(folder)]
+        )
 
 
 def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
@@ -72,11 +74,7 @@ def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
 def write_ungated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     """The base's network in memory becomes the drafter."""
     assert not adapter.is_gated
-    if not all(torch.equal(row, adapter.mask_embedding[0]) for row in adapter.mask_embedding):
-        raise InputError(
-            "the adapter has a mask embedding of its own for every depth, and vLLM's parallel drafting has one token "
-            "for all of them: train it anew, `stridelm train --gate none` makes one now"
-        )
+    _check_one_mask(all(torch.equal(row, adapter.mask_embedding[0]) for row in adapter.mask_embedding))
     model, drafter = _begin(folder)
     write_plain(base, model)
     merge(base.network, adapter)
@@ -88,11 +86,20 @@ def write_ungated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     return Written(DRAFTER, adapter.config.k, needs_plugin=False)
 
 
-def write_full(base: Checkpoint, masks: int, folder: Path) -> Written:
-    """A model that names its own mask token."""
+def write_full(base: Checkpoint, masks: list[int], folder: Path) -> Written:
+    """A model that names its own mask token. `masks`: its ids by depth."""
+    _check_one_mask(len(set(masks)) == 1)
     model, _ = _begin(folder)
     write_plain(base, model)
-    return Written(MODEL, masks + 1, needs_plugin=False)
+    return Written(MODEL, len(masks) + 1, needs_plugin=False)
+
+
+def _check_one_mask(is_one: bool) -> None:
+    if not is_one:
+        raise InputError(
+            "the conversion has a mask of its own for every depth, and vLLM's parallel drafting has one token for all "
+            "of them: train it anew, `stridelm train --gate none` makes one now"
+        )
 
 
 def _begin(folder: Path) -> tuple[Path, Path]:
@@ -123,8 +130,8 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> int:
         for token, added in tokenizer.added_tokens_decoder.items()
         if added.special and token < vocabulary and added.content not in spoken
     }
-    named = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    spare = [token for token in special if token not in named]
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
+    spare = [token for token, content in special.items() if content not in named]
     if not spare:
         raise InputError(
             "every token of the vocabulary has a use, so none can stand for the mask in vLLM, which wants drafter and "

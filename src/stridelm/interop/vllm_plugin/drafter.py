@@ -13,16 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from stridelm.interop.vllm.imports import LinearBase
-from stridelm.interop.vllm.twin import Chains, GatedProduct, LowRank, twin_of
+from stridelm.interop.vllm_plugin.checks import check_settings, check_target
+from stridelm.interop.vllm_plugin.imports import LinearBase
+from stridelm.interop.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
 from stridelm.model.adapter import Adapter, load_adapter
-from stridelm.model.load import fingerprint_of
 from stridelm.params import InputError
 
-FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Whose layers are known to be laid out as the adapter expects, and whose output is one matrix product."""
 CANDIDATES = 64
-"""So many of a mask row's likeliest tokens are scored anew by the sequential head; it hardly ever lifts one from below."""
+"""So many of a mask row's likeliest tokens are scored anew by the sequential head; it rarely lifts one from below."""
 
 
 class GatedDrafter(nn.Module):
@@ -40,7 +38,8 @@ class GatedDrafter(nn.Module):
         return set()
 
     def attach(self, target: Any, device: torch.device, dtype: torch.dtype) -> None:
-        check_target(self.folder, self.adapter, target)
+        served = Path(target.model.vllm_config.model_config.model)
+        check_target(self.folder, self.adapter, type(target).__name__, served)
         gated = gated_products(self.adapter, target, self.chains, device, dtype)
         # Held in a list, so that the target's modules are not counted as the drafter's.
         self.shared: list[Any] = [target, twin_of(target.model, gated)]
@@ -132,52 +131,3 @@ def _linear(target: Any, path: str) -> Any:
             "its conversion anew"
         )
     return linear
-
-
-def check_settings(vllm_config: Any) -> None:
-    """Refuse the settings that were never tried, before any weight is loaded."""
-    parallel = vllm_config.parallel_config
-    speculative = vllm_config.speculative_config
-    wrong = next(
-        (
-            f"{setting} is {value}: {remedy}"
-            for setting, value, fits, remedy in (
-                ("--tensor-parallel-size", parallel.tensor_parallel_size, 1, _ONE_CARD),
-                ("--pipeline-parallel-size", parallel.pipeline_parallel_size, 1, _ONE_CARD),
-                ("--data-parallel-size", parallel.data_parallel_size, 1, "start one server per replica"),
-                ("method", speculative.method, "draft_model", "it must be draft_model"),
-                ("parallel_drafting", speculative.parallel_drafting, True, "it must be true"),
-                ("draft_sample_method", speculative.draft_sample_method, "greedy", "leave it out, or say greedy"),
-                ("VLLM_USE_V2_MODEL_RUNNER", vllm_config.use_v2_model_runner, False, "set it to 0"),
-            )
-            if value != fits
-        ),
-        None,
-    )
-    if wrong is not None:
-        raise InputError(f"StrideLM's gated drafter cannot run, because {wrong}")
-    if speculative.disable_padded_drafter_batch:
-        raise InputError("StrideLM's gated drafter cannot run with disable_padded_drafter_batch: leave it out")
-
-
-_ONE_CARD = "it runs on one card; for more of them export an ungated conversion, which stock vLLM can spread"
-
-
-def check_target(folder: Path, adapter: Adapter, target: Any) -> None:
-    family = type(target).__name__
-    if family not in FAMILIES:
-        raise InputError(
-            f"StrideLM's gated drafter knows {', '.join(FAMILIES)}, not {family}: serve without --speculative-config"
-        )
-    served = Path(target.model.vllm_config.model_config.model)
-    if not served.is_dir():
-        raise InputError(
-            f"{served}: not a folder on this machine, so that the adapter's base cannot be checked: serve the folder "
-            "that `stridelm export --to vllm` wrote"
-        )
-    found = fingerprint_of(served)
-    if found != adapter.config.fingerprint:
-        raise InputError(
-            f"{folder}: was made for {adapter.config.base} (fingerprint {adapter.config.fingerprint[:12]}), but "
-            f"{served} has other weights ({found[:12]}): serve the model that was exported with it"
-        )

@@ -21,8 +21,8 @@ def register() -> None:
 
     found = vllm_version()
     if is_supported(found):
-        from stridelm.interop.vllm.drafter import GatedDrafter
-        from stridelm.interop.vllm.proposer import install
+        from stridelm.interop.vllm_plugin.drafter import GatedDrafter
+        from stridelm.interop.vllm_plugin.proposer import install
 
         ModelRegistry.register_model(ARCHITECTURE, GatedDrafter)
         install()

@@ -11,6 +11,7 @@ and O outputs of a layer, R rank.
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def twin_of(module: nn.Module, gated: Mapping[str, nn.Module], path: str = "") -
     below = f"{path}." if path else ""
     if not any(name.startswith(below) for name in gated):
         return module
-    copied = copy.copy(module)
+    copied: Any = copy.copy(module)
     children = {name: twin_of(child, gated, f"{below}{name}") for name, child in module.named_children()}
     copied.__dict__["_modules"] = children
     if hasattr(copied, "do_not_compile"):

@@ -9,9 +9,15 @@ from typing import Any
 
 import torch
 
-from stridelm.interop.vllm.drafter import GatedDrafter
-from stridelm.interop.vllm.imports import CUDAGraphMode, DraftModelProposer, gpu_model_runner, set_forward_context
-from stridelm.interop.vllm.plugin import ARCHITECTURE
+from stridelm.interop.vllm_plugin.drafter import GatedDrafter
+from stridelm.interop.vllm_plugin.imports import (
+    CUDAGraphMode,
+    DraftModelProposer,
+    gpu_model_runner,
+    set_forward_context,
+)
+from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE
+from stridelm.interop.vllm_plugin.repairs import mend_sampling
 
 NOWHERE = -1
 """The slot of a row whose keys and values are not kept."""
@@ -20,7 +26,7 @@ NOWHERE = -1
 class ChosenProposer(DraftModelProposer):
     """What the model runner makes where `method` is `draft_model`: ours for our drafters, vLLM's own for all others."""
 
-    def __new__(cls, vllm_config: Any, *arguments: Any, **options: Any) -> Any:
+    def __new__(cls, vllm_config: Any, **_: Any) -> Any:
         drafts = vllm_config.speculative_config.draft_model_config
         is_ours = ARCHITECTURE in (drafts.hf_config.architectures or [])
         return object.__new__(GatedProposer if is_ours else cls)
@@ -32,6 +38,7 @@ class GatedProposer(ChosenProposer):
     model: GatedDrafter
 
     def load_model(self, target_model: Any) -> None:
+        mend_sampling()
         self.model = self._get_model()
         self.model.attach(target_model, self.device, self.dtype)
         self._draft_attn_layer_names = self.model.attention_layers
