@@ -33,11 +33,13 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList, StopStringCriteria
 from transformers.utils import cached_file
 
-MASKS = 6
-"""The longest chain of masks that is run: deeper drafts seldom count."""
-WORTH_A_DRAFT = 0.25
-"""A draft is run if it is accepted with this probability, as far as the masks themselves can tell."""
-WORTH_MASKS = 0.15
+# Where a forward over ten rows costs twice that over one, as on a CPU, more of either would not pay; on a GPU it would
+# bring little.
+MASKS = 3
+"""The longest chain of masks that is run, and so the most drafts of a step."""
+WORTH_A_DRAFT = 0.05
+"""A draft is run if it is accepted with this probability, as far as the masks themselves can tell; they are modest."""
+WORTH_MASKS = 0.12
 """Masks hang off a row if the accepted path ends there with this probability."""
 CANDIDATES = 64
 """The sequential head chooses among so many tokens of a mask row."""
@@ -299,48 +301,30 @@ def _read_drafter(model: Any) -> _Drafter:
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
-    """What cannot be done here, by name."""
-
-    def refuse(is_so: Any, what: str, remedy: str) -> None:
-        if is_so:
-            raise ValueError(f"{what} is not done by this custom_generate: {remedy}")
-
-    mode = config.get_generation_mode().value
-    refuse(mode not in ("greedy_search", "sample"), f"decoding by {mode}", "leave out the options that ask for it")
-    refuse(len(input_ids) != 1, f"a batch of {len(input_ids)} texts", "give one prompt, and ask for one answer")
-    refuse(model_kwargs.get("attention_mask") is not None, "padding", "give the prompt without it")
-    refuse(
-        config.output_attentions or config.output_hidden_states,
-        "output of attentions or hidden states",
-        "ask plain generate",
-    )
-    refuse(config.prefill_chunk_size is not None, "prefill_chunk_size", "leave it out")
-    refuse(config.guidance_scale not in (None, 1), "guidance_scale", "leave it out")
-    attention = model.config._attn_implementation
-    refuse(
-        attention not in ("eager", "sdpa"),
-        f"attention by {attention}",
-        "load the model with attn_implementation='sdpa'",
-    )
-    refuse(not config.use_cache, "use_cache=False", "leave it out")
-    cache = model_kwargs["past_key_values"]
-    refuse(
-        type(cache) is not DynamicCache,
-        f"a {type(cache).__name__}",
-        "leave out cache_implementation and past_key_values",
-    )
-    refuse(cache.get_seq_length(), "a cache that holds something already", "leave out past_key_values")
-    kinds = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
-    refuse(
-        kinds,
-        f"a model that keeps {', '.join(sorted(kinds))}",
-        "sliding windows and recurrent layers are for plain generate",
-    )
-    ropes = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    refuse("dynamic" in ropes or "longrope" in ropes, "positions that change with the length", "use plain generate")
-    positions = model_kwargs.get("position_ids")
-    plain = positions is None or torch.equal(positions[0], torch.arange(input_ids.shape[1], device=positions.device))
-    refuse(not plain, "position_ids of your own", "leave them out")
+    """What cannot be done here, by name and with what to do instead."""
+    mode, attention = config.get_generation_mode().value, model.config._attn_implementation
+    cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
+    layers = {type(layer).__name__ for layer in getattr(cache, "layers", ()) if type(layer) is not DynamicLayer}
+    rotary = str(getattr(model.config.get_text_config(), "rope_parameters", None))
+    counted = torch.arange(input_ids.shape[1], device=input_ids.device)
     known = {"attention_mask", "past_key_values", "position_ids", "use_cache", "logits_to_keep"}
-    more = sorted(name for name, value in model_kwargs.items() if value is not None and name not in known)
-    refuse(more, ", ".join(more), "leave it out")
+    others = sorted(name for name, value in model_kwargs.items() if value is not None and name not in known)
+    reasons = (
+        (mode not in ("greedy_search", "sample"), f"{mode}: leave out the options that ask for it"),
+        (len(input_ids) != 1, f"a batch of {len(input_ids)} texts: give one prompt, and ask for one answer"),
+        (model_kwargs.get("attention_mask") is not None, "padding: give the prompt without it"),
+        (config.output_attentions or config.output_hidden_states, "output of attentions or hidden states"),
+        (config.prefill_chunk_size is not None, "prefill_chunk_size: leave it out"),
+        (config.guidance_scale not in (None, 1), "guidance_scale: leave it out"),
+        (attention not in ("eager", "sdpa"), f"attention by {attention}: load with attn_implementation='sdpa'"),
+        (not config.use_cache, "use_cache=False: leave it out"),
+        (type(cache) is not DynamicCache, f"a {type(cache).__name__}: leave out what asks for it"),
+        (cache and cache.get_seq_length(), "a cache that holds something already: leave out past_key_values"),
+        (layers, f"sliding windows or recurrent layers ({', '.join(layers)}): use plain generate"),
+        ("dynamic" in rotary or "longrope" in rotary, "positions that change with the length: use plain generate"),
+        (positions is not None and not torch.equal(positions[0], counted), "position_ids of your own: leave them out"),
+        (others, f"{', '.join(others)}: leave that out"),
+    )
+    for is_so, reason in reasons:
+        if is_so:
+            raise ValueError(f"this custom_generate does not do {reason}")
