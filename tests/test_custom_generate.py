@@ -101,11 +101,11 @@ def test_good_drafts_save_forwards(call: Call, counting: Callable[..., Conversio
     for first in range(FIRST, FIRST + 6):
         ids = prompt(first, first + 1, first + 2)
         expected = plain(network, ids, max_new_tokens=40)
+        assert expected[0, -1] == END
         forwards.clear()
         assert torch.equal(several(network, folder, ids, max_new_tokens=40, do_sample=False), expected)
         steps += len(forwards)
         tokens += expected.shape[1] - ids.shape[1]
-    assert expected[0, -1] == END
     assert steps < tokens / 2
 
 
@@ -132,7 +132,8 @@ def test_masks_of_the_vocabulary_save_forwards(kind: str, call: Call, tmp_path: 
 
 
 def monotonous(folder: Path, kind: str) -> Path:
-    save_tiny(folder, **{"mask_token_id": 259, "trained_masks": 3} if kind == "full" else {})
+    masks: dict[str, Any] = {"mask_token_id": 259, "trained_masks": 3} if kind == "full" else {}
+    save_tiny(folder, **masks)
     network: Any = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         network.model.embed_tokens.weight[:] = network.model.embed_tokens.weight[0].bfloat16()
@@ -224,7 +225,7 @@ def test_what_stops_a_text_stops_it_here(exported: Exported) -> None:
     printable = next(text for text in map(tokenizer.decode, free[8:]) if text.isascii())
 
     class Until(StoppingCriteria):
-        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> Any:
             return input_ids[:, -1] == free[11]
 
     stops: tuple[dict[str, Any], ...] = (

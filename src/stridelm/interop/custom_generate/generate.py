@@ -20,7 +20,7 @@ N candidates.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,8 +30,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.generation import GenerateDecoderOnlyOutput, StoppingCriteriaList, StopStringCriteria
-from transformers.utils import cached_file
+from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.utils.hub import cached_file
 
 # Where a forward over ten rows costs twice that over one, as on a CPU, more of either would not pay; on a GPU it would
 # bring little.
@@ -82,12 +83,15 @@ def _decode(
             # Drafts behind the last token that may still be written would be for nothing.
             block = _plan(drafts[: generation_config.max_length - text.length - 1])
             logits_RV = drafter.forward(model, cache, [text.newest, *block.drafts], block.anchors)
-            for row, draft in enumerate([*block.drafts, None]):
-                text.draw(logits_RV[row][None])
+            accepted = 0
+            for draft in (*block.drafts, None):
+                text.draw(logits_RV[accepted][None])
                 if text.is_finished or text.newest != draft:
                     break
-            cache.crop(-(block.rows(drafter.masks) - row - 1))
-            drafts = drafter.propose(model, block.anchors.index(row), text.newest) if row in block.anchors else []
+                accepted += 1
+            cache.crop(-(block.rows(drafter.masks) - 1 - accepted))
+            has_masks = accepted in block.anchors
+            drafts = drafter.propose(model, block.anchors.index(accepted), text.newest) if has_masks else []
     return text.result(cache)
 
 
@@ -128,9 +132,8 @@ class _Text:
             self.streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
-        return GenerateDecoderOnlyOutput(
-            sequences=self.ids, scores=self.scores, logits=self.logits, past_key_values=cache
-        )
+        fields: dict[str, Any] = {"sequences": self.ids, "scores": self.scores, "logits": self.logits}
+        return GenerateDecoderOnlyOutput(**fields, past_key_values=cache)
 
 
 class _Block:
@@ -165,16 +168,13 @@ class _Drafter:
         self.mask_embedding_DC = mask_embedding_DC[:MASKS].to(model.device, model.dtype)
         self.masks = len(self.mask_embedding_DC)
         self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        for name in tensors:
-            target = name.removesuffix(".down")
-            if target != name:
-                place = model.get_submodule(target).weight.device
-                self.low_rank[target] = tuple(
-                    tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up")
-                )
-        prefix = "sequential_head."
+        for target in (name.removesuffix(".down") for name in tensors if name.endswith(".down")):
+            place = model.get_submodule(target).weight.device
+            down, up = (tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up"))
+            self.low_rank[target] = down, up
+        prefix, place = "sequential_head.", model.get_output_embeddings().weight.device
         self.head = {
-            name.removeprefix(prefix): tensor.to(model.device, torch.float32)
+            name.removeprefix(prefix): tensor.to(place, torch.float32)
             for name, tensor in tensors.items()
             if name.startswith(prefix)
         }
@@ -233,8 +233,8 @@ class _Drafter:
     def propose(self, model: Any, chain: int, newest: int) -> list[tuple[int, float]]:
         """Drafts from a chain of masks of the last forward, for what follows the newest token; each with the
         probability that the masks give it."""
-        hidden_DC = self.hidden_MC[chain * self.masks : (chain + 1) * self.masks]
-        output = model.get_output_embeddings()
+        output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        hidden_DC = self.hidden_MC[chain * self.masks : (chain + 1) * self.masks].to(output.weight.device)
         logits_DV = output(hidden_DC).float()
         if not self.head:
             best = logits_DV.softmax(dim=-1).max(dim=-1)
@@ -243,8 +243,8 @@ class _Drafter:
         state_S = hidden_DC.new_zeros(self.head["carry.weight"].shape[1], dtype=torch.float32)
         drafts: list[tuple[int, float]] = []
         for hidden_C, logits_N, tokens_N in zip(hidden_DC.float(), *best_DN, strict=True):
-            before_C = model.get_input_embeddings()(torch.tensor(newest, device=model.device)).float()
-            moved_C, state_S = self._read(hidden_C, before_C, state_S)
+            before_C = embedding(torch.tensor(newest, device=model.device)).float()
+            moved_C, state_S = self._read(hidden_C, before_C.to(state_S.device), state_S)
             probabilities_N = (logits_N + output.weight[tokens_N].float() @ moved_C).softmax(dim=-1)
             choice = int(probabilities_N.argmax())
             newest = int(tokens_N[choice])
@@ -274,13 +274,11 @@ def _drafter(model: Any) -> _Drafter:
 
 def _read_drafter(model: Any) -> _Drafter:
     """The gated adapter beside this script in the model's own folder, or the masks that its config names."""
-    find: Callable[[str], str | None] = partial(
-        cached_file,
-        model.name_or_path,
-        subfolder="custom_generate",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+
+    def find(name: str) -> Any:
+        quietly = {f"_raise_exceptions_for_{each}": False for each in ("missing_entries", "connection_errors")}
+        return cached_file(model.name_or_path, name, subfolder="custom_generate", **quietly)
+
     settings = find("adapter.json")
     if settings is not None:
         with open(settings, encoding="utf-8") as file:
