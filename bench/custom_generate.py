@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,27 +39,34 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     load_before = os.getloadavg()[0]
+    records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
-        records = measure(Path(place), choose_prompts(options.maths), options.tokens, options.rounds)
-    groups = {"maths": "gsm8k", "noise": "noise"}
-    figures = {
-        "machine": machine(options.threads),
-        "load": [round(load_before, 2), round(os.getloadavg()[0], 2)],
-        "tokens": options.tokens,
-        "rounds": options.rounds,
-        "prompts": {
-            "maths": summary([each for each in records if each["kind"] == groups["maths"]]),
-            "other kinds": summary([each for each in records if each["kind"] not in groups.values()]),
-            "noise": summary([each for each in records if each["kind"] == groups["noise"]]),
-        },
-        "records": records,
-    }
+        for record in measure(Path(place), choose_prompts(options.maths), options.tokens, options.rounds):
+            records.append(record)
+            print(json.dumps(record), file=sys.stderr, flush=True)
+    figures = report(records, options.tokens, machine(options.threads), [load_before, os.getloadavg()[0]])
     options.json.write_text(json.dumps(figures, indent=1) + "\n")
     for name, part in figures["prompts"].items():
         print(name, json.dumps(part))
 
 
-def measure(place: Path, prompts: list[Prompt], tokens: int, rounds: int) -> list[dict[str, Any]]:
+def report(records: list[dict[str, Any]], tokens: int, where: dict[str, Any], load: list[float]) -> dict[str, Any]:
+    groups = {
+        "maths": [each for each in records if each["kind"] == "gsm8k"],
+        "other kinds": [each for each in records if each["kind"] not in ("gsm8k", "noise")],
+        "noise": [each for each in records if each["kind"] == "noise"],
+    }
+    return {
+        "machine": where,
+        "load": [round(each, 2) for each in load],
+        "tokens": tokens,
+        "rounds": 1 + max(each["round"] for each in records),
+        "prompts": {name: summary(part) for name, part in groups.items()},
+        "records": records,
+    }
+
+
+def measure(place: Path, prompts: list[Prompt], tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
     for subject, part in PARTS.items():
         command = [sys.executable, "-m", "stridelm", "export", "--part", part, "--to", "hf", str(place / subject)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -73,7 +81,6 @@ def measure(place: Path, prompts: list[Prompt], tokens: int, rounds: int) -> lis
     }
     steps: list[None] = []
     model.register_forward_hook(lambda *_: steps.append(None))
-    records: list[dict[str, Any]] = []
     for turn in range(-1, rounds):  # the first is not counted: what is read once has been read then
         for number, prompt in enumerate(prompts if turn >= 0 else prompts[:1]):
             inputs = encode(tokenizer, prompt)
@@ -89,9 +96,7 @@ def measure(place: Path, prompts: list[Prompt], tokens: int, rounds: int) -> lis
             for subject in PARTS:
                 record[subject]["identical"] = answers[subject] == answers["plain"]
             if turn >= 0:
-                records.append(record)
-                print(json.dumps(record), file=sys.stderr, flush=True)
-    return records
+                yield record
 
 
 def encode(tokenizer: Any, prompt: Prompt) -> Any:

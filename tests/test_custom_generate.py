@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -312,20 +313,27 @@ def test_an_exported_folder_is_read_by_stridelm_too(kind: str, exported: Exporte
     assert [*model.encode("abc", raw=True), *result.token_ids] == expected[0].tolist()
 
 
+DOC = Path(__file__).parent.parent / "docs" / "engines-transformers.part.md"
+
+
 @pytest.mark.slow
-def test_the_built_in_model(call: Call, tmp_path: Path) -> None:
-    assert call("export", "--to", "hf", tmp_path / "out").status == 0
-    folder = tmp_path / "out"
-    network, tokenizer = loaded(folder), AutoTokenizer.from_pretrained(folder)
+def test_what_the_docs_say_of_the_built_in_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = [line.split()[1:] for line in DOC.read_text().splitlines() if line.startswith("    stridelm export")]
+    assert [call(*command).status for command in commands] == [0, 0]
+    (example,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+
+    network, inputs = names["model"], names["inputs"]
     forwards = count_forwards(network)
-    tokens = steps = 0
-    for question in ("Why is the sky blue?", "How much is 12 times 14? Show every step.", "List the days of the week."):
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )["input_ids"]
-        expected = plain(network, ids, max_new_tokens=48)
+    steps = {}
+    for name, options in (
+        ("custom_generate", {"custom_generate": "smollm2-hf", "trust_remote_code": True}),
+        ("assistant_model", {"assistant_model": names["assistant"]}),
+    ):
         forwards.clear()
-        assert torch.equal(several(network, folder, ids, max_new_tokens=48, do_sample=False), expected)
-        steps += len(forwards)
-        tokens += expected.shape[1] - ids.shape[1]
-    assert tokens / steps > 1.3
+        network.generate(**inputs, **names["settings"], **options)
+        steps[name] = len(forwards)
+    tokens = names["plain"].shape[1] - inputs["input_ids"].shape[1]
+    assert all(tokens / count > 1.3 for count in steps.values()), (tokens, steps)

@@ -279,7 +279,7 @@ def _read_drafter(model: Any) -> _Drafter:
         quietly = {f"_raise_exceptions_for_{each}": False for each in ("missing_entries", "connection_errors")}
         return cached_file(model.name_or_path, name, subfolder="custom_generate", **quietly)
 
-    settings = find("adapter.json")
+    settings = find("adapter.json") if model.name_or_path else None
     if settings is not None:
         with open(settings, encoding="utf-8") as file:
             shards = json.load(file)["shards"]
