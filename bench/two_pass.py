@@ -149,10 +149,11 @@ def measured(drafter: Drafter, answers: list[Answer], ks: list[int]) -> Iterator
     for answer in answers:
         if answer.last == answer.first:
             continue
-        for way, proposed_AK in drafter(answer).items():
+        ways = drafter(answer)
+        for way, proposed_AK in ways.items():
             for k in ks:
                 walk(answer, proposed_AK, k, tallies.setdefault((way, k), Tally()))
-        agreed += int((proposed_AK[:, 0] == answer.tokens[answer.first + 1 : answer.last + 1]).sum())
+        agreed += int((ways["masks"][:, 0] == answer.tokens[answer.first + 1 : answer.last + 1]).sum())
         rows += answer.last - answer.first
     for (way, k), tally in sorted(tallies.items()):
         yield {
