@@ -185,6 +185,8 @@ def test_what_results_are_exact_to_without_a_gate(
 ) -> None:
     base = tiny_folder()
     run = convert(base, **MODES["no gate"], **ROLLOUTS)
+    rows_KC = load_adapter(run).mask_embedding
+    assert len(rows_KC) == 3 and torch.equal(rows_KC, rows_KC[:1].expand(3, -1)), "one embedding for all depths"
     result = load("no gate", base, run).generate("x", SamplingParams(max_tokens=4))
     assert f"{base} with {run} in float32" in result.exact_to
     with pytest.raises(stridelm.InputError, match="other weights"):

@@ -181,6 +181,19 @@ def test_an_untrained_mask_is_the_mean_of_the_embeddings(trainable: Trainable) -
         torch.testing.assert_close(student.mask_embedding.detach(), mean_C.expand(MASKS, -1))
 
 
+def test_without_a_gate_one_embedding_serves_all_depths(trainable: Trainable) -> None:
+    """On disk every depth has a row; rows that differ, as older files have them, are kept apart."""
+    checkpoint = trainable("llama")
+    student = Student(checkpoint.network, 4, MASKS, 0, is_gated=False)
+    assert len(student.mask_embedding) == 1 and len(student.mask_rows()) == MASKS
+    adapter = student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
+    assert torch.equal(adapter.mask_embedding, student.mask_embedding.detach().expand(MASKS, -1))
+    assert torch.equal(Student.of(checkpoint.network, adapter).mask_rows(), student.mask_rows())
+    apart = {**adapter.tensors, "mask_embedding": torch.randn(adapter.mask_embedding.shape)}
+    older = Student.of(checkpoint.network, Adapter(adapter.config, apart, is_gated=False))
+    assert torch.equal(older.mask_rows(), apart["mask_embedding"])
+
+
 def test_an_adapter_with_other_layers_is_refused(trainable: Trainable) -> None:
     adapter = random_adapter(trainable("qwen3"))
     fewer = replace(adapter.config, targets=adapter.config.targets[:-1])

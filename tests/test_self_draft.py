@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +344,14 @@ def test_the_builtin_models_own_adapter(
     save_adapter(tmp_path / "own", random_adapter(load_tiny(folder)))
     monkeypatch.setattr("stridelm.model.builtin.ensure_builtin", lambda: folder)
     monkeypatch.setattr("stridelm.model.builtin.builtin_adapter", lambda: tmp_path / "own")
+    ungated = replace(random_adapter(load_tiny(folder), masks=2, sequential_size=0), is_gated=False)
+    save_adapter(tmp_path / "ungated", ungated)
+    monkeypatch.setattr("stridelm.model.builtin.builtin_ungated", lambda: tmp_path / "ungated")
     settings = LoadSettings(device="cpu", cache_tokens=1024)
+    named = stridelm.load("smollm2", adapter="smollm2-ungated", settings=settings)
+    assert named.gate is not None and named.gate.k == 3
+    with pytest.raises(stridelm.InputError, match=r"no adapter\.json"):
+        stridelm.load(str(folder), adapter="smollm2-ungated", settings=settings)
     assert stridelm.load("smollm2", settings=settings).gate is not None
     assert stridelm.load("smollm2", adapter="none", settings=settings).gate is None
     assert stridelm.load(str(folder), settings=settings).gate is None

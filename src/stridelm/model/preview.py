@@ -14,6 +14,8 @@ def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
     """The folder of the adapter to load with a model; None if there is none."""
     if adapter is None:
         return builtin.builtin_adapter() if model == builtin.NAME else None
+    if str(adapter) == builtin.UNGATED and model == builtin.NAME and not Path(adapter).exists():
+        return builtin.builtin_ungated() or Path(adapter)
     return None if adapter == NO_ADAPTER else Path(adapter)
 
 

@@ -71,7 +71,8 @@ class Student(nn.Module):
         with torch.no_grad():
             embedded_VC = embedding(torch.arange(len(embedding.weight), device=embedding.weight.device))
         mean_C = embedded_VC.mean(dim=0, dtype=torch.float32)
-        self.mask_embedding = nn.Parameter(mean_C.expand(masks, -1).clone())
+        # Without a gate one for all depths: engines that take the merged model know one mask token.
+        self.mask_embedding = nn.Parameter(mean_C.expand(masks if is_gated else 1, -1).clone())
         self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
 
     def slots(
@@ -85,7 +86,7 @@ class Student(nn.Module):
 
     def mask_rows(self) -> torch.Tensor:
         """The embeddings of a chain's masks: K x C."""
-        return self.mask_embedding.to(self.network.dtype)
+        return self.mask_embedding.to(self.network.dtype).expand(self.masks, -1)
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
         """The final hidden states of all mask rows: X x K x C."""
@@ -95,7 +96,9 @@ class Student(nn.Module):
         """What was trained, as it goes to disk."""
         vocabulary = int(self.network.config.get_text_config().vocab_size)
         token, token_id = mask_token(tokenizer, vocabulary)
-        tensors: dict[str, torch.Tensor] = {MASK_EMBEDDING: self.mask_embedding.detach()}
+        tensors: dict[str, torch.Tensor] = {
+            MASK_EMBEDDING: self.mask_embedding.detach().expand(self.masks, -1).contiguous()
+        }
         for target in self.targets:
             layer: Any = self.network.get_submodule(target)
             tensors[f"{target}.down"], tensors[f"{target}.up"] = layer.down.detach(), layer.up.detach()
@@ -125,7 +128,8 @@ class Student(nn.Module):
         if wrong:
             raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
         with torch.no_grad():
-            student.mask_embedding.copy_(adapter.mask_embedding)
+            # On disk every depth has a row, also where one was trained for all.
+            student.mask_embedding = nn.Parameter(adapter.mask_embedding.to(student.mask_embedding, copy=True))
             for target in config.targets:
                 layer: Any = student.network.get_submodule(target)
                 down, up = adapter.low_rank(target)

@@ -9,13 +9,15 @@ def adapter_card(adapter: Adapter) -> str:
     config = adapter.config
     unadapted = f" Layers without one: {', '.join(config.unadapted)}." if config.unadapted else ""
     head = f"a sequential head of size {config.sequential_size}" if config.sequential_size else "no sequential head"
+    one = f"one mask embedding for all {config.masks} depths"
+    embeddings = f"{config.masks} mask embeddings" if adapter.is_gated else one
     behind = ", behind the vocabulary" if config.extends_vocabulary else ""
     return f"""# A StrideLM adapter for {config.base}
 
 {_PROMISE[adapter.is_gated].format(base=config.base, k=config.k)}
 
 - Format: see `adapter.json`; {_MERGING[adapter.is_gated]}.
-- Low-rank parts of rank {config.rank} on {len(config.targets)} linear layers, {config.masks} mask embeddings,
+- Low-rank parts of rank {config.rank} on {len(config.targets)} linear layers, {embeddings},
   {head}.{unadapted}
 - Mask token: `{config.mask_token}`, id {config.mask_token_id}{behind}."""
 
