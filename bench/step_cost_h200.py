@@ -10,9 +10,9 @@ measured with a few layers, twice, so that a layer's cost is the difference. A t
 of every matrix WITHOUT the communication between ranks.
 
 The attention of every point is the fastest of three ways to the same result (flash only where no mask is needed, which
-is one row a sequence: nothing here flatters many rows). Groups with a `rank` put a low-rank adapter beside every matrix,
-for all rows, as an upper bound: a gated adapter serves the mask rows only. Norms, rotations and activations are kernels
-of their own here; an engine that fuses them has a smaller constant part in every step, drafting or not.
+is one row a sequence: nothing here flatters many rows). Groups with a `rank` put a low-rank adapter beside every
+matrix, for all rows, as an upper bound: a gated adapter serves the mask rows only. Norms, rotations and activations are
+kernels of their own here; an engine that fuses them has a smaller constant part in every step, drafting or not.
 
 Points come in order of importance; when `--seconds` are over, the rest is left out and the JSON says so.
 """
@@ -327,16 +327,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 report["left_out"].append(title)
                 continue
             report["groups"].append(entry)
-            try:
-                decoder = Decoder(group, device)
-                for point in group.points():
-                    if time.monotonic() - begin > options.seconds:
-                        report["left_out"].append(f"{title}: from {point}")
-                        break
+            decoder = Decoder(group, device)
+            for point in group.points():
+                if time.monotonic() - begin > options.seconds:
+                    report["left_out"].append(f"{title}: from {point}")
+                    break
+                try:
                     entry["points"].append(measured_point(decoder, point, options.replays))
-            except (RuntimeError, torch.OutOfMemoryError) as error:
-                report["left_out"].append(f"{title}: {str(error)[:200]}")
-            decoder = None  # its weights go before the next one's come
+                except (RuntimeError, torch.OutOfMemoryError, ValueError) as error:
+                    report["left_out"].append(f"{title}: {point}: {str(error)[:200]}")
+            del decoder  # its weights go before the next one's come
             if device == "cuda":
                 torch.cuda.empty_cache()
             print(f"{title}: {len(entry['points'])} points, {time.monotonic() - begin:.0f} s", flush=True)
