@@ -3,20 +3,21 @@
     python bench/scale.py                          # writes bench/results/scale.json; then `make tables`
     python bench/scale.py --price 2.5 --json mine.json
 
-Projections, not measurements. Measured: what a step over so many rows costs on one H200 (bench/step_cost_h200.py, random
-weights), acceptance by depth of the 135M model's conversion (bench/acceptance.py, bench/objectives.py), and the speed of
-its training. Assumed: that a large model's drafts are accepted as often as the small one's; links between GPUs; the price
-of an hour. Decoding only: prompts are not counted, nor what a scheduler takes.
+Projections, not measurements. Measured: what a step over so many rows costs on one H200 (bench/step_cost_h200.py, with
+random weights), acceptance by depth of the 135M model's conversions (bench/acceptance.py, bench/objectives.py), and the
+speed of its training (bench/train_speed.py). Assumed: that a large model's drafts are accepted as often as the small
+one's; the links between GPUs; the price of an hour. Decoding only: prompts are not counted, nor what a scheduler takes.
 """
 
 import argparse
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from scale_shapes import (
     HALF,
+    WHOLE,
     Recipe,
     activations,
     adapter_parameters,
@@ -28,6 +29,7 @@ from scale_shapes import (
 )
 from scale_steps import Acceptance, Curve, Layout, Links, Plan, Setting, StepCosts, best
 from step_cost_h200 import LARGE, MIDDLE, SMALL, Shape
+from stridelm.cli_options import field_docs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -65,11 +67,12 @@ class Inputs:
     rank: int = 64
     """Of the adapters."""
     masks: int = 8
+    """Of a chain: the most drafts of a step."""
     sequential_size: int = 1024
     """State size of the sequential head."""
     head_milliseconds: float = 0.05
     """Of the sequential head per draft and step: a few small kernels, not measured."""
-    links: Links = Links()
+    links: Links = field(default_factory=Links)
 
 
 class Estimate:
@@ -80,8 +83,8 @@ class Estimate:
         inputs = self.inputs
         adapter = adapter_parameters(shape, inputs.rank, inputs.masks, inputs.sequential_size)
         return {
-            "parameters": parameters(shape), "weight_bytes": HALF * parameters(shape), "kv_bytes_per_token": kv_bytes(shape),
-            "adapter_parameters": adapter, "adapter_bytes": HALF * adapter,
+            "parameters": parameters(shape), "weight_bytes": HALF * parameters(shape),
+            "kv_bytes_per_token": kv_bytes(shape), "adapter_parameters": adapter, "adapter_bytes": HALF * adapter,
         }  # fmt: skip
 
     def room(self, shape: Shape, layout: Layout, context: int, *, models: int = 1) -> int:
@@ -168,12 +171,18 @@ class Estimate:
         hours = settings["steps"] * training_operations(shape, recipe) / reached / 3600
         needed = adapter_training_bytes(shape, recipe, per_activation)
         one_text = adapter_training_bytes(shape, replace(recipe, texts=1), per_activation)
+        adapter = adapter_parameters(shape, inputs.rank, inputs.masks, inputs.sequential_size)
+        walls = {
+            str(count): round(hours / count + settings["steps"] * self.summed(WHOLE * adapter, count) / 3600, 2)
+            for count in (1, 8, 16)
+        }
         layout = LAYOUTS[shape.name][0]
         fastest = max(entry["plain"]["tokens_per_second_per_gpu"] for entry in self.serving(shape, layout, 2048))
         rollouts = shipped["data"]["answer_tokens"] / fastest / 3600
         return {
             "steps": settings["steps"], "texts": recipe.texts, "length": recipe.length, "masks": recipe.mask_rows,
             "operations_per_second": reached, "gpu_hours": round(hours, 2), "rollout_gpu_hours": round(rollouts, 2),
+            "hours_by_gpus": walls,
             "dollars": round(inputs.price * (hours + rollouts), 2), "bytes": round(needed),
             "bytes_one_text": round(one_text), "fits_one_gpu": needed <= inputs.gpu_bytes,
             "one_text_fits_one_gpu": one_text <= inputs.gpu_bytes,
@@ -181,6 +190,13 @@ class Estimate:
                 str(count): round(full_training_bytes(shape, count)) for count in (8, 16, 64)
             },
         }  # fmt: skip
+
+    def summed(self, size: float, count: int) -> float:
+        """Seconds in which so many GPUs, eight a machine, sum gradients of this size; not hidden behind anything."""
+        links = self.inputs.links
+        near = count <= 8
+        pace = links.node_bytes_per_second if near else links.network_bytes_per_second
+        return 2 * (count - 1) / count * size / pace + (links.node_latency if near else links.network_latency)
 
 
 def read(path: Path) -> Any:
@@ -238,13 +254,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step-costs", type=Path, default=RESULTS / "step_cost_h200.json")
     parser.add_argument("--json", type=Path, default=RESULTS / "scale.json")
-    numbers = [field for kind in (Inputs, Links) for field in fields(kind) if field.name != "links"]
-    for field in numbers:
-        flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(field.default), default=field.default, help=f"default {field.default}")
+    for kind in (Inputs, Links):
+        docs = field_docs(kind)
+        for each in fields(kind):
+            if each.name != "links":
+                flag = f"--{each.name.replace('_', '-')}"
+                told = f"{docs[each.name]} (default {each.default:g})"
+                parser.add_argument(flag, type=type(each.default), default=each.default, help=told)
     options = vars(parser.parse_args())
-    links = Links(**{field.name: options[field.name] for field in fields(Links)})
-    named = {field.name: options[field.name] for field in fields(Inputs) if field.name != "links"}
+    links = Links(**{each.name: options[each.name] for each in fields(Links)})
+    named = {each.name: options[each.name] for each in fields(Inputs) if each.name != "links"}
     made = report(read(options["step_costs"]), Inputs(**named, links=links))
     options["json"].write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 

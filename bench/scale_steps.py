@@ -119,6 +119,7 @@ class Links:
     network_bytes_per_second: float = 45e9
     """Between machines (400 Gbit/s a GPU)."""
     network_latency: float = 20e-6
+    """Seconds of a message of nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,137 @@
+"""The tables of docs/scale.md, from what bench/scale.py has written."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+_ROWS = (1, 2, 4, 5, 9, 16, 25, 36, 64, 81)
+
+
+def _read() -> Any:
+    return json.loads((RESULTS / "scale.json").read_text(encoding="utf-8"))
+
+
+def _lines(heads: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+
+
+def inputs() -> str:
+    """What is assumed, and where the rest was measured."""
+    content = _read()
+    given, links, where = content["inputs"], content["inputs"]["links"], content["step_costs"]
+    rows = [
+        ["price of a GPU", f"${given['price']:.2f} an hour"],
+        ["memory of a GPU", f"{given['gpu_bytes'] / 1e9:.0f} GB, {100 * given['usable']:.0f} % of it for us"],
+        ["adapter", f"rank {given['rank']}, {given['masks']} masks, sequential head of {given['sequential_size']}"],
+        ["sequential head", f"{given['head_milliseconds']} ms a draft"],
+        ["all-reduce in a machine", _link(links["node_bytes_per_second"], links["node_latency"])],
+        ["between machines", _link(links["network_bytes_per_second"], links["network_latency"])],
+    ]
+    told = (
+        f"\n\nSteps were measured on one {where['machine']}, torch {where['torch']}, {where['dtype']}, CUDA graphs, "
+        f"medians of {where['replays']} replays, at commit {where['commit'][:12]}"
+    )
+    left_out = "" if where["complete"] else f"; not measured: {'; '.join(where['left_out'])}"
+    return _lines(["assumed", ""], rows) + told + left_out + "."
+
+
+def _link(pace: float, latency: float) -> str:
+    return f"{pace / 1e9:.0f} GB/s, {1e6 * latency:.0f} µs"
+
+
+def steps() -> str:
+    """T(q), by rows per sequence."""
+    rows = []
+    for curve in _read()["step_costs"]["curves"]:
+        times = curve["milliseconds"]
+        shard = f", a rank of TP {curve['ranks']}" if curve["ranks"] > 1 else ""
+        cells = [f"{times[str(row)]:.2f}" if str(row) in times else "" for row in _ROWS]
+        rows.append([f"{curve['model']}{shard}", str(curve["batch"]), *cells])
+    return _lines(["ms", "sequences", *(f"{row} row{'s' if row > 1 else ''}" for row in _ROWS)], rows)
+
+
+def memory() -> str:
+    rows = []
+    for name, model in _read()["models"].items():
+        held = model["memory"]
+        rooms = ", ".join(f"{layout}: {count:,}" for layout, count in held["sequences_of_2048"].items())
+        rows.append(
+            [
+                name, f"{held['parameters'] / 1e9:.2f} B", f"{held['weight_bytes'] / 1e9:.1f} GB",
+                f"{held['kv_bytes_per_token'] / 1024:.0f} KiB", f"{held['adapter_bytes'] / 1e6:,.0f} MB", rooms,
+            ]
+        )  # fmt: skip
+    heads = ["", "parameters", "weights", "KV cache a token", "adapter", "sequences of 2,048 tokens that fit"]
+    return _lines(heads, rows)
+
+
+def serving(model: str) -> str:
+    """Context 2,048."""
+    content = _read()
+    names = list(next(iter(content["models"].values()))["serving"][0]["exact"])
+    heads = ["", "users", "one at a time: tokens/s a user", "a GPU", "$ a million"]
+    for name in names:
+        heads += [f"{name}: how", "tokens/s a user", "a GPU", "$ a million", "times"]
+    heads += ["two models: times"]
+    rows = []
+    for entry in content["models"][model]["serving"]:
+        if entry["context"] != 2048:
+            continue
+        row = [entry["layout"], str(entry["users"]), *_paces(entry["plain"])]
+        for name in names:
+            exact = entry["exact"][name]
+            row += [_way(exact), *_paces(exact), f"**{exact['over_plain']:.2f}x**"]
+        row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else "no room")
+        rows.append(row)
+    return _lines(heads, rows)
+
+
+def _paces(entry: dict[str, Any]) -> list[str]:
+    dollars = entry["dollars_per_million_tokens"]
+    told = [f"{entry[f'tokens_per_second_per_{whom}']:,.0f}" for whom in ("user", "gpu")]
+    return [*told, f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3f}"]
+
+
+def _way(entry: dict[str, Any]) -> str:
+    return f"{entry['drafts']}, {entry['way']}" if entry["drafts"] else "plain"
+
+
+def serving_8b() -> str:
+    return serving("8B")
+
+
+def serving_70b() -> str:
+    return serving("70B")
+
+
+def published() -> str:
+    """ConfAdapt of the 8B model at the published tokens per forward."""
+    entries = [entry for entry in _read()["models"]["8B"]["serving"] if entry["context"] == 2048]
+    heads = ["threshold", "accuracy there", "tokens per forward there"]
+    heads += [f"{entry['users']} user{'s' if entry['users'] > 1 else ''}" for entry in entries]
+    rows = []
+    for place, point in enumerate(entries[0]["published"]):
+        times = [f"{entry['published'][place]['over_plain']:.2f}x" for entry in entries]
+        rows.append([f"{point['threshold']}", f"{point['accuracy']} %", f"{point['tokens_per_forward']}", *times])
+    return _lines(heads, rows)
+
+
+def training() -> str:
+    rows = []
+    for name, model in _read()["models"].items():
+        made = model["training"]
+        needs = f"{made['bytes'] / 1e9:,.0f} GB; with one text {made['bytes_one_text'] / 1e9:,.0f}"
+        fits = "yes" if made["fits_one_gpu"] else "with fewer texts" if made["one_text_fits_one_gpu"] else "no"
+        full = made["full_bytes_per_process"]
+        hours = made["hours_by_gpus"]
+        rows.append(
+            [
+                name, needs, fits, f"{made['gpu_hours']:.1f} + {made['rollout_gpu_hours']:.1f}",
+                " / ".join(f"{hours[count]:.1f}" for count in ("1", "8", "16")), f"${made['dollars']:,.0f}",
+                " / ".join(f"{full[count] / 1e9:,.0f}" for count in ("8", "16", "64")),
+            ]
+        )  # fmt: skip
+    heads = ["", "adapter: memory a GPU", "fits", "GPU hours: steps + rollouts", "hours of steps on 1 / 8 / 16 GPUs"]
+    heads += ["cost", "`full`: GB a process of 8 / 16 / 64, without activations"]
+    return _lines(heads, rows)
