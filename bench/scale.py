@@ -65,7 +65,7 @@ class Inputs:
     usable: float = 0.9
     """The share of it that weights and KV cache may take."""
     rank: int = 64
-    """Of the adapters."""
+    """Of the adapters, for their size; what an adapter adds to a step is as measured."""
     masks: int = 8
     """Of a chain: the most drafts of a step."""
     sequential_size: int = 1024
@@ -105,7 +105,7 @@ class Estimate:
                 for rows in part.rows
             })  # fmt: skip
 
-        return Setting(whole(False), whole(True), self.inputs.head_milliseconds)
+        return Setting(whole(False), whole(True), self.inputs.head_milliseconds, self.inputs.masks)
 
     def serving(self, shape: Shape, layout: Layout, context: int) -> list[dict[str, Any]]:
         """One entry for every batch that was measured and fits. A pipeline has one batch in every stage."""

@@ -175,14 +175,15 @@ class Setting:
     adapted: Curve
     head_milliseconds: float = 0.0
     """Of the sequential head, per draft."""
+    most_drafts: int = 8
 
     def plain(self) -> Plan:
         return Plan(PLAIN, 0, 1, 1.0, self.bare(1))
 
     def exact(self, acceptance: Acceptance) -> Iterator[Plan]:
-        """Every plan that a gated conversion has; as far as was measured."""
+        """Every plan that a gated conversion has, as far as was measured."""
         yield self.plain()
-        for drafts in range(1, len(acceptance.by_depth) + 1):
+        for drafts in range(1, min(self.most_drafts, len(acceptance.by_depth)) + 1):
             tokens, head = acceptance.tokens(drafts), drafts * self.head_milliseconds
             rows = (drafts + 1) ** 2
             if rows <= self.adapted.most:
@@ -193,7 +194,7 @@ class Setting:
 
     def two_models(self, acceptance: Acceptance) -> Iterator[Plan]:
         """Drafts by a second model of this size: it reads what was accepted, and masks, in one forward."""
-        for drafts in range(1, len(acceptance.by_depth) + 1):
+        for drafts in range(1, min(self.most_drafts, len(acceptance.by_depth)) + 1):
             tokens = acceptance.tokens(drafts)
             if tokens + drafts <= self.bare.most:
                 time = self.bare(tokens + drafts) + self.bare(drafts + 1)

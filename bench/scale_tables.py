@@ -72,7 +72,7 @@ def serving(model: str) -> str:
     names = list(next(iter(content["models"].values()))["serving"][0]["exact"])
     heads = ["", "users", "one at a time: tokens/s a user", "a GPU", "$ a million"]
     for name in names:
-        heads += [f"{name}: how", "tokens/s a user", "a GPU", "$ a million", "times"]
+        heads += [f"{name}: drafts", "tokens/s a user", "$ a million", "times"]
     heads += ["two models: times"]
     rows = []
     for entry in content["models"][model]["serving"]:
@@ -81,7 +81,8 @@ def serving(model: str) -> str:
         row = [entry["layout"], str(entry["users"]), *_paces(entry["plain"])]
         for name in names:
             exact = entry["exact"][name]
-            row += [_way(exact), *_paces(exact), f"**{exact['over_plain']:.2f}x**"]
+            user, _, dollars = _paces(exact)
+            row += [_way(exact), user, dollars, f"**{exact['over_plain']:.2f}x**"]
         row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else "no room")
         rows.append(row)
     return _lines(heads, rows)
