@@ -2,11 +2,6 @@
 
 import argparse
 import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +15,8 @@ import scale
 import scale_shapes
 import scale_tables
 import step_cost_h200
-from killed import NEVER, train_until
 from scale_steps import ALTERNATING, FUSED, PLAIN, Acceptance, Curve, Layout, Links, Plan, Setting, StepCosts, best
 from step_cost_h200 import LARGE, MIDDLE, SMALL, Shape
-from test_parallel import losses, run
-from training import metrics, write_answers
 
 ROOT = Path(__file__).parent.parent
 TINY = Shape("tiny", layers=2, hidden=4, inner=8, heads=2, kv_heads=1, head_size=2, vocabulary=10)
@@ -153,7 +145,8 @@ def test_never_below_plain_and_never_better_for_worse_drafts_or_dearer_rows() ->
     chance = np.random.default_rng(0)
     for _ in range(200):
         rows = (1, 2, 4, 9, 16, 25, 64, 81)
-        times = dict(zip(rows, np.cumsum(chance.exponential(5.0, len(rows)) * (chance.random(len(rows)) < 0.7) + 0.1)))
+        further = chance.exponential(5.0, len(rows)) * (chance.random(len(rows)) < 0.7) + 0.1
+        times = dict(zip(rows, np.cumsum(further), strict=True))
         rates = tuple(chance.uniform(0.05, 0.99, 8))
         expected = 1 + float(np.cumprod(rates).sum())
         good, poor = Acceptance("good", rates, expected), Acceptance("poor", rates, 1 + 0.6 * (expected - 1))
@@ -238,37 +231,3 @@ def test_every_attention_gives_the_same_tokens_and_rows_do_not_see_later_ones() 
     seen = mask[:3] == 0
     assert seen[:, :16].all() and torch.equal(seen[:, 16:], torch.ones(3, 3).tril().bool())
     assert torch.equal(mask[:3], mask[3:]), "the rows of every head"
-
-
-@pytest.mark.slow
-def test_two_machines_train_as_one(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
-    """Two launchers of accelerate that meet at an address, as on two machines, with the documented file."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    arguments = run("a whole model", tiny_folder)
-    for folder in (one, two):
-        folder.mkdir()
-        write_answers(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    here = ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
-    launcher = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "docs/two-machines.yaml"),
-    ]
-    local = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [*launcher, "--machine_rank", rank, *here, "--module", "stridelm", "train", *arguments],
-            cwd=two, env=local, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    said = [each.communicate(timeout=300)[0] for each in started]
-    assert [each.returncode for each in started] == [0, 0], said
-    assert train_until(NEVER, one, arguments) == 0
-    assert json.loads((two / "run/train.json").read_text())["machine"]["processes"] == 2
-    assert metrics(two / "run") and losses(two / "run") == pytest.approx(losses(one / "run"), abs=1e-4)
