@@ -39,6 +39,8 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "70B": (Layout(2), Layout(4), Layout(8), Layout(1, 2), Layout(8, 2)),
 }
 SHAPES = {"8B": MIDDLE, "70B": LARGE}
+STEADY = 0.05
+"""The width of a steady point's replays, nine tenths less one tenth, as a share of the median."""
 STANDALONE = "full: online, hard, random k"
 """The conversion whose acceptance stands for a draft model that an engine runs by itself: no sequential head there."""
 PUBLISHED = {
@@ -228,11 +230,14 @@ def report(step_costs: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
             "serving": serving,
             "training": estimate.training(shape, read(RESULTS / "train-speed-h200.json"), read(SHIPPED)),
         }
+    points = [point for group in step_costs["groups"] for point in group["points"]]
+    steady = sum(point["high"] - point["low"] <= STEADY * point["milliseconds"] for point in points)
     about = ("machine", "torch", "cuda", "dtype", "commit", "replays", "seconds", "complete", "left_out")
     return {
         "projection": True,
         "inputs": asdict(inputs),
-        "step_costs": {name: step_costs[name] for name in about} | {"curves": curves(step_costs)},
+        "step_costs": {name: step_costs[name] for name in about}
+        | {"points": len(points), "steady": STEADY, "steady_points": steady, "curves": curves(step_costs)},
         "acceptance": [asdict(each) for each in (*acceptances, standalone)],
         "published": PUBLISHED,
         "models": models,

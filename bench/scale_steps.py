@@ -38,11 +38,12 @@ class Acceptance:
 
 
 class Curve:
-    """Milliseconds of a step by rows per sequence: straight between measured points, never falling."""
+    """Milliseconds of a step by rows per sequence: straight between measured points. Some numbers of rows suit kernels
+    badly; an engine adds rows that nobody reads up to a better number, so no point is above a later one."""
 
     def __init__(self, points: dict[int, float]) -> None:
         self.rows = np.array(sorted(points), dtype=float)
-        self.milliseconds = np.maximum.accumulate([points[int(row)] for row in self.rows])
+        self.milliseconds = np.minimum.accumulate([points[int(row)] for row in self.rows[::-1]])[::-1]
 
     @property
     def most(self) -> float:
@@ -67,7 +68,6 @@ class StepCosts:
             for point in group["points"]:
                 curve = points.setdefault((point["batch"], point["context"]), {})
                 curve[point["rows"]] = point["milliseconds"]
-        self.ranks = sorted({rank for _, _, rank in self._found if rank})
 
     def batches(self, model: str, ranks: int, context: int) -> list[int]:
         """Those that were measured, with one row a sequence at least."""
@@ -76,30 +76,47 @@ class StepCosts:
 
     def curve(self, model: str, ranks: int, batch: int, context: int, *, adapted: bool = False) -> Curve:
         """Of all layers. `ranks` of tensor parallel: one rank's part, without communication."""
-        bare = self._points((model, ranks, 0), batch, context)
-        if not adapted:
-            return Curve(bare)
-        return Curve({rows: time * (1.0 + self._surcharge(model, batch, rows)) for rows, time in bare.items()})
+        found = self._found[model, ranks, 0]
+        points = _whole({count: at.get((batch, context), {}) for count, at in found.items()}, self._layers[model])
+        if adapted:
+            points = {rows: time + self._extra(model, ranks, batch, rows, time) for rows, time in points.items()}
+        return Curve(points)
 
-    def _surcharge(self, model: str, batch: int, rows: int) -> float:
-        """What the adapter adds to a step, as a share; measured at one context and without tensor parallel."""
-        for rank in self.ranks:
-            key = (model, 1, rank)
-            for at, context in next(iter(self._found.get(key, {0: {}}).values())):
-                with_it, without = self._points(key, at, context), self._points((model, 1, 0), at, context)
-                if at == batch and rows in with_it and rows in without:
-                    return max(0.0, with_it[rows] / without[rows] - 1.0)
-        return 0.0
+    def _extra(self, model: str, ranks: int, batch: int, rows: int, time: float) -> float:
+        """Milliseconds that the adapter adds to all layers: as measured, where there are drafts. Of that, what one
+        sequence pays for fewest rows is the launching of kernels, which no rank is spared; the rest is shared. Where
+        this model was not measured with it, another's share of the step is taken."""
+        if rows == 1:
+            return 0.0
+        own, layers = self._differences(model), self._layers[model]
+        if (batch, rows) in own:
+            launching = min(own[least := min(own)][0], own[batch, rows][0])
+            assert least[0] == 1, "one sequence is measured first"
+            return layers * (launching + (own[batch, rows][0] - launching) / ranks)
+        shares = [at[batch, rows][1] for name in self._layers if (batch, rows) in (at := self._differences(name))]
+        return time * max(shares, default=0.0)
 
-    def _points(self, key: tuple[str, int, int], batch: int, context: int) -> dict[int, float]:
-        layers, by_layers = self._layers[key[0]], self._found[key]
-        curves = {count: found.get((batch, context), {}) for count, found in sorted(by_layers.items())}
-        if layers in curves:
-            return curves[layers]
-        (few, at_few), (many, at_many) = curves.items()
-        return {
-            rows: _extrapolated(at_few[rows], few, at_many[rows], many, layers) for rows in at_few if rows in at_many
-        }
+    def _differences(self, model: str) -> dict[tuple[int, int], tuple[float, float]]:
+        """(batch, rows) -> milliseconds a layer that the adapter adds, and its share of the step."""
+        made: dict[tuple[int, int], tuple[float, float]] = {}
+        bare = self._found.get((model, 1, 0), {})
+        for (name, ranks, rank), by_layers in self._found.items():
+            if name == model and ranks == 1 and rank:
+                for layers, found in by_layers.items():
+                    for (batch, context), times in found.items():
+                        without = bare.get(layers, {}).get((batch, context), {})
+                        for rows in times.keys() & without.keys():
+                            added = max(0.0, times[rows] - without[rows])
+                            made[batch, rows] = (added / layers, added / without[rows])
+        return made
+
+
+def _whole(by_layers: dict[int, dict[int, float]], layers: int) -> dict[int, float]:
+    """Times by rows of a decoder with so many layers, measured as it is or with fewer of them, twice."""
+    if layers in by_layers:
+        return by_layers[layers]
+    (few, at_few), (many, at_many) = sorted(by_layers.items())
+    return {rows: _extrapolated(at_few[rows], few, at_many[rows], many, layers) for rows in at_few if rows in at_many}
 
 
 def _extrapolated(at_few: float, few: int, at_many: float, many: int, layers: int) -> float:

@@ -16,6 +16,24 @@ def _lines(heads: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
+def in_short() -> str:
+    """Of each model's first layout, with the fewest and the most users."""
+    content, lines = _read(), []
+    for name, model in content["models"].items():
+        first = model["serving"][0]["layout"]
+        entries = [entry for entry in model["serving"] if entry["layout"] == first and entry["context"] == 2048]
+        for entry in (entries[0], entries[-1]):
+            plain = entry["plain"]
+            told = [f"{each['over_plain']:.2f}x on {kind}" for kind, each in entry["exact"].items()]
+            prices = [f"${_dollars(each)} on {kind}" for kind, each in entry["exact"].items()]
+            users = _users(entry)
+            lines.append(
+                f"- **{name}, {first}, {users}**: {plain['tokens_per_second_per_user']:,.0f} tokens/s a user one at a "
+                f"time; {', '.join(told)}. A million tokens: ${_dollars(plain)}; {', '.join(prices)}."
+            )
+    return "\n".join(lines)
+
+
 def inputs() -> str:
     """What is assumed, and where the rest was measured."""
     content = _read()
@@ -30,7 +48,8 @@ def inputs() -> str:
     ]
     told = (
         f"\n\nSteps were measured on one {where['machine']}, torch {where['torch']}, {where['dtype']}, CUDA graphs, "
-        f"medians of {where['replays']} replays, at commit {where['commit'][:12]}"
+        f"medians of {where['replays']} replays (of {where['points']} points {where['steady_points']} have the middle four "
+        f"fifths within {100 * where['steady']:.0f} % of the median), commit {where['commit'][:12]}"
     )
     left_out = "" if where["complete"] else f"; not measured: {'; '.join(where['left_out'])}"
     return _lines(["assumed", ""], rows) + told + left_out + "."
@@ -89,9 +108,17 @@ def serving(model: str) -> str:
 
 
 def _paces(entry: dict[str, Any]) -> list[str]:
-    dollars = entry["dollars_per_million_tokens"]
     told = [f"{entry[f'tokens_per_second_per_{whom}']:,.0f}" for whom in ("user", "gpu")]
-    return [*told, f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3f}"]
+    return [*told, _dollars(entry)]
+
+
+def _dollars(entry: dict[str, Any]) -> str:
+    dollars = entry["dollars_per_million_tokens"]
+    return f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3f}"
+
+
+def _users(entry: dict[str, Any]) -> str:
+    return f"{entry['users']} user{'s' if entry['users'] > 1 else ''}"
 
 
 def _way(entry: dict[str, Any]) -> str:
@@ -110,7 +137,7 @@ def published() -> str:
     """ConfAdapt of the 8B model at the published tokens per forward."""
     entries = [entry for entry in _read()["models"]["8B"]["serving"] if entry["context"] == 2048]
     heads = ["threshold", "accuracy there", "tokens per forward there"]
-    heads += [f"{entry['users']} user{'s' if entry['users'] > 1 else ''}" for entry in entries]
+    heads += [_users(entry) for entry in entries]
     rows = []
     for place, point in enumerate(entries[0]["published"]):
         times = [f"{entry['published'][place]['over_plain']:.2f}x" for entry in entries]

@@ -87,19 +87,26 @@ def test_noise_does_not_make_the_rest_of_a_model_negative() -> None:
     assert costs.curve("m", 1, 1, 2048)(1) == pytest.approx(10.0)
 
 
-def test_curves_are_straight_between_points_and_never_fall() -> None:
+def test_curves_are_straight_between_points_and_rows_may_be_added() -> None:
     curve = Curve({1: 2.0, 4: 5.0, 5: 4.0, 9: 9.0})
-    assert [curve(rows) for rows in (1, 2, 4, 5, 7, 9)] == [2.0, 3.0, 5.0, 5.0, 7.0, 9.0]
+    assert [curve(rows) for rows in (1, 2.5, 4, 5, 7, 9)] == [2.0, 3.0, 4.0, 4.0, 6.5, 9.0]
     with pytest.raises(AssertionError):
         curve(10)
 
 
-def test_the_adapter_adds_its_measured_share() -> None:
+def test_the_adapter_adds_what_was_measured() -> None:
     whole = {(1, 1): 10.0, (1, 4): 12.0, (8, 1): 20.0, (8, 4): 24.0}
-    costs = StepCosts(made_up([group("m", 2, 2, whole), group("m", 2, 2, {(1, 4): 15.0, (8, 4): 30.0}, rank=64)]))
+    with_it = group("m", 2, 2, {(1, 4): 15.0, (8, 4): 30.0}, rank=64)
+    shard = group("m", 2, 2, {(8, 1): 10.0, (8, 4): 12.0})
+    shard["shape"] |= {"tensor_parallel": 2}
+    few, many = group("other", 4, 1, {(8, 1): 5.0, (8, 4): 10.0}), group("other", 4, 2, {(8, 1): 10.0, (8, 4): 20.0})
+    costs = StepCosts(made_up([group("m", 2, 2, whole), with_it, shard, few, many]))
     assert costs.curve("m", 1, 1, 2048, adapted=True)(4) == pytest.approx(15.0)
     assert costs.curve("m", 1, 8, 2048, adapted=True)(4) == pytest.approx(30.0)
-    assert costs.curve("m", 1, 8, 2048, adapted=True)(1) == pytest.approx(20.0)
+    assert costs.curve("m", 1, 8, 2048, adapted=True)(1) == pytest.approx(20.0), "one row is not a mask"
+    # Of the 6 that it adds for 8 x 4 rows, 3 are paid by one sequence already; two ranks share the other 3.
+    assert costs.curve("m", 2, 8, 2048, adapted=True)(4) == pytest.approx(12.0 + 3.0 + 1.5)
+    assert costs.curve("other", 1, 8, 2048, adapted=True)(4) == pytest.approx(40.0 * 1.25), "as another's share"
 
 
 def test_communication_by_hand() -> None:
@@ -146,7 +153,7 @@ def test_never_below_plain_and_never_better_for_worse_drafts_or_dearer_rows() ->
     for _ in range(200):
         rows = (1, 2, 4, 9, 16, 25, 64, 81)
         further = chance.exponential(5.0, len(rows)) * (chance.random(len(rows)) < 0.7) + 0.1
-        times = dict(zip(rows, np.cumsum(further), strict=True))
+        times: dict[int, float] = dict(zip(rows, np.cumsum(further).tolist(), strict=True))
         rates = tuple(chance.uniform(0.05, 0.99, 8))
         expected = 1 + float(np.cumprod(rates).sum())
         good, poor = Acceptance("good", rates, expected), Acceptance("poor", rates, 1 + 0.6 * (expected - 1))
@@ -178,7 +185,7 @@ def test_what_fits() -> None:
 def test_the_report_is_that_of_the_measured_steps() -> None:
     report = scale.report(scale.read(scale.RESULTS / "step_cost_h200.json"), scale.Inputs())
     assert json.loads(json.dumps(report)) == scale.read(scale.RESULTS / "scale.json"), "run `python bench/scale.py`"
-    assert report["projection"]
+    assert report["projection"] and report["step_costs"]["steady_points"] <= report["step_costs"]["points"]
     for model in report["models"].values():
         assert model["serving"]
         for entry in model["serving"]:
@@ -191,7 +198,8 @@ def test_the_report_is_that_of_the_measured_steps() -> None:
 def test_the_document_shows_the_report() -> None:
     text = (ROOT / "docs" / "scale.md").read_text()
     shown = {
-        "scale inputs": scale_tables.inputs, "scale steps": scale_tables.steps, "scale memory": scale_tables.memory,
+        "scale in short": scale_tables.in_short, "scale inputs": scale_tables.inputs,
+        "scale steps": scale_tables.steps, "scale memory": scale_tables.memory,
         "scale 8B": scale_tables.serving_8b, "scale 70B": scale_tables.serving_70b,
         "scale published": scale_tables.published, "scale training": scale_tables.training,
     }  # fmt: skip
