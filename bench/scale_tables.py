@@ -48,10 +48,11 @@ def inputs() -> str:
     ]
     told = (
         f"\n\nSteps were measured on one {where['machine']}, torch {where['torch']}, {where['dtype']}, CUDA graphs, "
-        f"medians of {where['replays']} replays (of {where['points']} points {where['steady_points']} have the middle four "
-        f"fifths within {100 * where['steady']:.0f} % of the median), commit {where['commit'][:12]}"
+        f"medians of {where['replays']} replays, commit {where['commit'][:12]}. In {where['steady_points']} of "
+        f"{where['points']} points the middle four fifths of the replays lie within a band of "
+        f"{100 * where['steady']:.0f} % of the median"
     )
-    left_out = "" if where["complete"] else f"; not measured: {'; '.join(where['left_out'])}"
+    left_out = "" if where["complete"] else f". Not measured: {'; '.join(where['left_out'])}"
     return _lines(["assumed", ""], rows) + told + left_out + "."
 
 
