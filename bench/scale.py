@@ -121,10 +121,14 @@ class Estimate:
             entry: dict[str, Any] = {
                 "layout": layout.name, "gpus": layout.gpus, "context": context, "users": users,
                 "plain": self.told(plain, plain, users, layout), "exact": {},
+                "plugin": {},
             }  # fmt: skip
             for acceptance in self.acceptances:
                 chosen = best(list(setting.exact(acceptance)))
                 entry["exact"][acceptance.name] = self.told(chosen, plain, users, layout)
+                if layout.gpus == 1:  # the plugin refuses more
+                    chosen = best(list(setting.plugin(acceptance)))
+                    entry["plugin"][acceptance.name] = self.told(chosen, plain, users, layout)
             if users <= self.room(shape, layout, context, models=2):
                 chosen = best(list(setting.two_models(self.standalone)))
                 entry["two_models"] = self.told(chosen, plain, users, layout)

@@ -6,6 +6,8 @@ ways to spend rows are compared, and plain decoding is always among them:
     plain          p                     1 row, 1 token
     fused          p-d-d, masks at all   (n + 1)^2 rows: n drafts are verified, and n masks at every node draft anew
     alternating    p-m-m, then p-d-d     two forwards of n + 1 rows: one drafts (and gives a token), one verifies
+    plugin         p-m-m, then p-d-d-d   the same in vLLM, whose drafter also proposes the token that its real row gives
+                                         and has it verified with the others
     two models     a draft, then p-d-d   the drafts come from a second model of the same size, in one forward: what an
                                          engine does that knows parallel draft models and nothing of mask rows
 """
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-PLAIN, FUSED, ALTERNATING, TWO_MODELS = "plain", "fused", "alternating", "two models"
+PLAIN, FUSED, ALTERNATING, PLUGIN, TWO_MODELS = "plain", "fused", "alternating", "plugin", "two models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,13 @@ class Setting:
             if drafts + 1 <= self.adapted.most:
                 time = self.adapted(drafts + 1) + self.bare(drafts + 1) + head
                 yield Plan(ALTERNATING, drafts, drafts + 1, 1.0 + tokens, time)
+
+    def plugin(self, acceptance: Acceptance) -> Iterator[Plan]:
+        """A gated adapter in vLLM, by the number of drafts that are asked for: the first is the target's own."""
+        for drafts in range(2, min(self.most_drafts, len(acceptance.by_depth)) + 2):
+            if drafts + 1 <= self.bare.most:
+                time = self.adapted(drafts) + (drafts - 1) * self.head_milliseconds + self.bare(drafts + 1)
+                yield Plan(PLUGIN, drafts, drafts + 1, 1.0 + acceptance.tokens(drafts - 1), time)
 
     def two_models(self, acceptance: Acceptance) -> Iterator[Plan]:
         """Drafts by a second model of this size: it reads what was accepted, and masks, in one forward."""

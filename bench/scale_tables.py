@@ -21,7 +21,7 @@ def in_short() -> str:
     content, lines = _read(), []
     for name, model in content["models"].items():
         first = model["serving"][0]["layout"]
-        entries = [entry for entry in model["serving"] if entry["layout"] == first and entry["context"] == 2048]
+        entries = [entry for entry in _serving(content, name) if entry["layout"] == first]
         for entry in (entries[0], entries[-1]):
             plain = entry["plain"]
             told = [f"{each['over_plain']:.2f}x on {kind}" for kind, each in entry["exact"].items()]
@@ -86,23 +86,27 @@ def memory() -> str:
     return _lines(heads, rows)
 
 
+def _serving(content: dict[str, Any], model: str) -> list[dict[str, Any]]:
+    """At the longer context."""
+    return [entry for entry in content["models"][model]["serving"] if entry["context"] == 2048]
+
+
 def serving(model: str) -> str:
-    """Context 2,048."""
     content = _read()
     names = list(next(iter(content["models"].values()))["serving"][0]["exact"])
     heads = ["", "users", "one at a time: tokens/s a user", "a GPU", "$ a million"]
     for name in names:
         heads += [f"{name}: drafts", "tokens/s a user", "$ a million", "times"]
-    heads += ["two models: times"]
+    heads += [f"vLLM, plugin, {name}" for name in names if _serving(content, model)[0]["plugin"]]
+    heads.append("vLLM, draft model")
     rows = []
-    for entry in content["models"][model]["serving"]:
-        if entry["context"] != 2048:
-            continue
+    for entry in _serving(content, model):
         row = [entry["layout"], str(entry["users"]), *_paces(entry["plain"])]
         for name in names:
             exact = entry["exact"][name]
             user, _, dollars = _paces(exact)
             row += [_way(exact), user, dollars, f"**{exact['over_plain']:.2f}x**"]
+        row += [f"{each['over_plain']:.2f}x ({each['drafts']})" for each in entry["plugin"].values()]
         row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else "no room")
         rows.append(row)
     return _lines(heads, rows)
@@ -136,7 +140,7 @@ def serving_70b() -> str:
 
 def published() -> str:
     """ConfAdapt of the 8B model at the published tokens per forward."""
-    entries = [entry for entry in _read()["models"]["8B"]["serving"] if entry["context"] == 2048]
+    entries = _serving(_read(), "8B")
     heads = ["threshold", "accuracy there", "tokens per forward there"]
     heads += [_users(entry) for entry in entries]
     rows = []

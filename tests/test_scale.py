@@ -139,6 +139,14 @@ def test_plans_by_hand() -> None:
     ]
     assert best(plans).way == ALTERNATING and best(plans).drafts == 1
     assert plans[0].pace == 100.0
+    # In vLLM the same drafts are verified with one row more.
+    plugin = list(setting.plugin(HALVES))
+    assert plugin == [Plan("plugin", 2, 3, 2.5, 12.0 + 12.0 + 1.0), Plan("plugin", 3, 4, 2.75, 14.0 + 13.0 + 2.0)]
+    draft = list(setting.two_models(HALVES))
+    assert draft == [
+        Plan("two models", 1, 3, 1.5, 11.5 + 11.0),
+        Plan("two models", 2, 4, 1.75, 12.75 + 12.0),
+    ]
 
 
 def test_free_rows_are_all_used_and_dear_ones_not_at_all() -> None:
