@@ -129,7 +129,8 @@ class Estimate:
                 if layout.gpus == 1:  # the plugin refuses more
                     chosen = best(list(setting.plugin(acceptance)))
                     entry["plugin"][acceptance.name] = self.told(chosen, plain, users, layout)
-            if users <= self.room(shape, layout, context, models=2):
+            # vLLM does not start a draft model with a pipeline.
+            if layout.pipeline == 1 and users <= self.room(shape, layout, context, models=2):
                 chosen = best(list(setting.two_models(self.standalone)))
                 entry["two_models"] = self.told(chosen, plain, users, layout)
             if shape is MIDDLE:

@@ -107,7 +107,7 @@ def serving(model: str) -> str:
             user, _, dollars = _paces(exact)
             row += [_way(exact), user, dollars, f"**{exact['over_plain']:.2f}x**"]
         row += [f"{each['over_plain']:.2f}x ({each['drafts']})" for each in entry["plugin"].values()]
-        row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else "no room")
+        row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else _without(entry))
         rows.append(row)
     return _lines(heads, rows)
 
@@ -120,6 +120,11 @@ def _paces(entry: dict[str, Any]) -> list[str]:
 def _dollars(entry: dict[str, Any]) -> str:
     dollars = entry["dollars_per_million_tokens"]
     return f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3f}"
+
+
+def _without(entry: dict[str, Any]) -> str:
+    """Why vLLM has no second model there."""
+    return "not with PP" if "PP" in entry["layout"] else "no room"
 
 
 def _users(entry: dict[str, Any]) -> str:
