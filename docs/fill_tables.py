@@ -19,6 +19,7 @@ from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # no
 from custom_generate_tables import custom_generate  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
 from quick_tables import quick  # noqa: E402
+from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -29,6 +30,7 @@ FILES = (
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",
     ROOT / "docs" / "engines-transformers.part.md",
+    ROOT / "docs" / "scale.md",
     ROOT / "README.md",
 )
 
@@ -220,6 +222,8 @@ TABLES = {
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
     "exact": exact, "published claims": published_claims, "own claims": own_claims, "quick": quick,
     "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
+    "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
+    "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from stridelm.model.store import read_weights
 from stridelm.train.parallel import Team
 from training import SETTINGS, metrics, options, write_answers
 
+TWO_MACHINES = Path(__file__).parent.parent / "docs" / "two-machines.yaml"
 SHAPE = {name: value for name, value in SETTINGS.items() if name not in ("rank", "sequential_size")}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "an adapter": ("llama", {"rank": 2, "sequential_size": 4}),
@@ -95,6 +97,31 @@ def test_two_processes_go_on_where_one_was_killed(folders: tuple[Path, Path], ti
     assert train_until("open run/.checkpoint-000010.safetensors.writing", two, arguments) == -9
     done = launch(two, *arguments, "--resume")
     assert done.returncode == 0, done.stderr
+    assert losses(two / "run") == pytest.approx(losses(one / "run"), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_two_machines_train_as_one(folders: tuple[Path, Path], tiny_folder: Callable[..., Path]) -> None:
+    """Two launchers of accelerate that meet at an address, as on two machines, with the file of docs/scale.md."""
+    arguments = run("a whole model", tiny_folder)
+    one, two = folders
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    here = ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(TWO_MACHINES), *here]
+    local = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(
+            [*launcher, "--machine_rank", rank, "--module", "stridelm", "train", *arguments],
+            cwd=two, env=local, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    said = [each.communicate(timeout=300)[0] for each in started]
+    assert [each.returncode for each in started] == [0, 0], said
+    assert train_until(NEVER, one, arguments) == 0
+    assert json.loads((two / "run/train.json").read_text())["machine"]["processes"] == 2
     assert losses(two / "run") == pytest.approx(losses(one / "run"), abs=1e-4)
 
 
