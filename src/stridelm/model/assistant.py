@@ -40,7 +40,7 @@ class TorchAssistant:
     def __init__(self, network: PreTrainedModel, target: PreTrainedModel, forward: TorchForward) -> None:
         """`forward` runs the target's network, and holds the cache to be read."""
         self.network, self.target, self.forward = network, target, forward
-        lending = lending_layers(target.config)
+        lending = lending_layers(target.config.get_text_config())
         self.sources = tuple(lending[kind] for kind in network.config.get_text_config().layer_types)
         """The target's layer that each of the assistant's reads."""
 
@@ -117,27 +117,26 @@ def is_assistant(folder: Path) -> bool:
 def load_assistant(folder: Path, target: Checkpoint, forward: Forward) -> TorchAssistant:
     """The assistant that a folder holds, for this target, whose cache `forward` keeps."""
     assert isinstance(forward, TorchForward)
-    config = read_config(folder)
-    _check_fits(folder, config, target)
-    network = read_network(folder, config, target)
-    assistant = TorchAssistant(network, target.network, forward)
+    assistant = TorchAssistant(load_network(folder, target), target.network, forward)
     _check_answer(folder, assistant)
     return assistant
 
 
-def read_network(folder: Path, config: PreTrainedConfig, target: Checkpoint) -> PreTrainedModel:
+def load_network(folder: Path, target: Checkpoint) -> PreTrainedModel:
     """The assistant as transformers makes it, in its target's precision and place."""
-    weights = read_weights(weight_files(folder))
+    files, config = weight_files(folder), read_config(folder)
+    _check_fits(folder, config, target)
+    weights = read_weights(files)
     return build_network(str(folder), config, weights, target.network.device, target.network.dtype)
 
 
 def _check_fits(folder: Path, config: PreTrainedConfig, target: Checkpoint) -> None:
     """Refuse an assistant that was made for another model, before its weights are read."""
-    of_target, of_assistant = target.network.config, config.get_text_config()
+    of_target, of_assistant = target.network.config.get_text_config(), config.get_text_config()
     if of_target.model_type != _TARGET:
         raise InputError(
-            f"{folder} is a Gemma 4 assistant, which drafts for Gemma 4 text models ({_TARGET}) only; {target.name} is "
-            f"{of_target.model_type}: leave out --draft-model, or give a draft model of the same vocabulary"
+            f"{folder} is a Gemma 4 assistant, which drafts for Gemma 4 models only; {target.name} is "
+            f"{target.network.config.model_type}: leave out --draft-model, or give a draft model of the same vocabulary"
         )
     facts: dict[str, tuple[Any, Any]] = {
         "hidden size": (config.backbone_hidden_size, of_target.hidden_size),
@@ -174,18 +173,20 @@ def _check_answer(folder: Path, assistant: TorchAssistant) -> None:
     forward.cache.keep(table, range(len(read)))
     hidden_1C, slots = torch.as_tensor(output.layers_qC[last])[-1:], forward.cache.reading_slots(table)
     assert isinstance(slots, slice), "an empty cache gives its blocks in a row"
-    kinds = lending_layers(target.config).items()
+    kinds = lending_layers(target.config.get_text_config()).items()
     network.set_attn_implementation("eager")
     expected_1C = network(
         inputs_embeds=assistant.inputs([newest], hidden_1C),
         position_ids=torch.tensor([[len(read)]], device=target.device),
-        shared_kv_states={kind: tuple(each[None] for each in forward.memory.read(layer, slots)) for kind, layer in kinds},
+        shared_kv_states={
+            kind: tuple(each[None] for each in forward.memory.read(layer, slots)) for kind, layer in kinds
+        },
     ).last_hidden_state[0]
     network.set_attn_implementation(NAME)
     _, actual_1C = assistant.reading(forward)([newest], hidden_1C, [table])
     apart = float((expected_1C - actual_1C).abs().max() / expected_1C.abs().max())
     if not apart <= TOLERANCE[network.dtype]:
         raise UnsupportedModel(
-            f"{folder}: this assistant drafts otherwise through StrideLM than through transformers (relative difference "
-            f"{apart:.1e}): not supported"
+            f"{folder}: this assistant drafts otherwise through StrideLM than through transformers (relative "
+            f"difference {apart:.1e}): not supported"
         )

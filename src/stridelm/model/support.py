@@ -28,7 +28,7 @@ def check_config(whole: PreTrainedConfig) -> None:
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
     if family == ASSISTANT:
         raise UnsupportedModel(
-            f"{family} is no language model by itself: it drafts for the Gemma 4 text model that it was made for; give "
+            f"{family} is no language model by itself: it drafts for the Gemma 4 model that it was made for; give "
             "that one's folder with --model and the assistant's folder with --draft-model"
         )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
@@ -41,7 +41,8 @@ def check_config(whole: PreTrainedConfig) -> None:
     if unknown:
         raise UnsupportedModel(f"{family} has layers of kind {', '.join(unknown)}, which StrideLM does not do")
     for name in ("attention_chunk_size", "alibi", "use_bidirectional_attention"):
-        if getattr(config, name, None):
+        # Gemma 4's pictures see themselves whole; texts have none of them.
+        if getattr(config, name, None) not in (None, False, "vision"):
             raise UnsupportedModel(f"{family} uses {name}, which StrideLM does not do")
     rotary = _rotary_types(getattr(config, "rope_parameters", None)) & _LENGTH_DEPENDENT_ROTARY
     if rotary:
