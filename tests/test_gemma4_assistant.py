@@ -23,9 +23,12 @@ from stridelm.decode.speculative import Speculative
 from stridelm.draft.assistant import AssistantDrafter
 from stridelm.draft.draft_model import draw_and_confidence
 from stridelm.model.attention import UnsupportedModel
+from stridelm.model.draft_layers import DraftConfig, first_layers, load_draft, save_draft
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import attach
 from stridelm.model.kv_cache import BLOCK_SIZE
+from stridelm.model.load import load_checkpoint
+from stridelm.model.support import own_logits
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import DraftTree, Sequence
@@ -117,6 +120,21 @@ def test_layers_that_read_others_keys_keep_none(model: LanguageModel) -> None:
     assert isinstance(forward, TorchForward)
     assert set(forward.memory.layers) == {0, 1, 2, 3}
     assert forward.memory.borrowed == {4: 2, 5: 3}
+
+
+def test_first_layers_of_one_whose_last_layers_read_others_keys(tmp_path: Path) -> None:
+    """As many of the draft model's layers have keys of their own as among the target's first ones."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    heads = {layer: {"head_dim": 16} for layer in (1, 3)}
+    settings = {"num_hidden_layers": 4, "layer_types": kinds, "per_layer_config": heads, "num_kv_shared_layers": 2}
+    base = load_checkpoint(str(save_tiny(tmp_path / "base", "gemma4", **settings)), LOAD, trainable=True)
+    for layers, borrowing in ((1, 0), (3, 1)):
+        draft, folder = first_layers(base.network, layers), tmp_path / f"draft of {layers}"
+        assert draft.config.num_kv_shared_layers == borrowing
+        save_draft(folder, DraftConfig(base.name, base.fingerprint, layers), draft)
+        stored = load_draft(folder, base).network
+        expected, actual = (own_logits(each) for each in (draft, stored))
+        torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.1)  # stored as bfloat16
 
 
 @torch.inference_mode()
@@ -262,8 +280,8 @@ def test_other_members_of_the_family(
 
 
 def save_successors(folder: Path, noise: float) -> tuple[Path, Path]:
-    """A target that says of every byte the next one, and an assistant that knows. Their layers, which have nothing to
-    do with that, have so much of a say."""
+    """A target that says of every byte the next one, and an assistant that knows. Their layers, and the state that the
+    assistant is handed, have nothing to do with that, and have so much of a say."""
     target = save_tiny(folder / "target", "gemma4", tie_word_embeddings=False, final_logit_softcapping=None)
     assistant = save_assistant(folder / "assistant", of={"hidden_size": 32})
     own: Any = AutoModelForCausalLM.from_pretrained(target)
@@ -272,7 +290,9 @@ def save_successors(folder: Path, noise: float) -> tuple[Path, Path]:
         after = torch.tensor([*range(1, 256), 0, *range(256, 260)])
         own.lm_head.weight[after] = own.model.embed_tokens.weight
         other.lm_head.weight.copy_(own.lm_head.weight)
-        other.pre_projection.weight.copy_(torch.cat([torch.eye(32), torch.zeros(32, 32)], dim=1))
+        embedded, state = other.pre_projection.weight.split(32, dim=1)
+        embedded.copy_(torch.eye(32))
+        state.mul_(0.3 * noise)
         for layer in (*own.model.layers, *other.model.layers):
             layer.post_attention_layernorm.weight.fill_(noise)
             layer.post_feedforward_layernorm.weight.fill_(noise)
