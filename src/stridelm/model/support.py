@@ -26,10 +26,10 @@ def check_config(whole: PreTrainedConfig) -> None:
     family, config = whole.model_type, whole.get_text_config()
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
-    if family == ASSISTANT:
+    if family.endswith("_assistant"):
         raise UnsupportedModel(
-            f"{family} is no language model by itself: it drafts for the Gemma 4 model that it was made for; give "
-            "that one's folder with --model and the assistant's folder with --draft-model"
+            f"{family} is no language model by itself. Of its kind, {ASSISTANT} can draft for the model that it was "
+            "made for: give that one's folder with --model, and the assistant's with --draft-model"
         )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
     if not hasattr(config, "num_attention_heads") or _RECURRENT & set(unknown):
