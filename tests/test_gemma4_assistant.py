@@ -239,7 +239,7 @@ def save_mixture(folder: Path) -> tuple[Path, Path]:
 
 
 def save_with_eyes(folder: Path) -> tuple[Path, Path]:
-    """A text model inside of one that takes pictures, too, as all published ones are."""
+    """A text model inside of one that takes pictures, too."""
     sizes: dict[str, Any] = {
         "hidden_size": 16,
         "intermediate_size": 16,
