@@ -1,8 +1,10 @@
 """Language models put together from what tests have loaded."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from stridelm.api import LanguageModel
+from stridelm.model.assistant import load_assistant
 from stridelm.model.gated import TorchGate
 from stridelm.model.heads import TorchHeads
 from stridelm.model.load import Checkpoint
@@ -35,3 +37,10 @@ def with_random_heads(model: LanguageModel) -> LanguageModel:
     """The same model with heads, and with caches of its own."""
     parts = model.twin().parts
     return LanguageModel(replace(parts, heads=random_heads(checkpoint_of(model))), model.settings)
+
+
+def with_assistant(model: LanguageModel, folder: Path) -> LanguageModel:
+    """The same model with a Gemma 4 assistant in its draft model's place, and with caches of its own."""
+    parts = replace(model.twin().parts, draft=None)
+    assistant = load_assistant(folder, checkpoint_of(model), parts.forward)
+    return LanguageModel(replace(parts, assistant=assistant), model.settings)

@@ -24,7 +24,7 @@ from stridelm.model.builtin import builtin_adapter
 from stridelm.model.gated import TorchGate, attach
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.settings import LoadSettings
-from tiny import load_tiny, random_adapter, random_heads, save_tiny
+from tiny import load_tiny, random_adapter, random_heads, save_assistant, save_tiny
 from training import train as train
 from training import whole as whole
 
@@ -68,6 +68,12 @@ def tiny(tiny_folder: TinyFolder) -> Callable[..., Checkpoint]:
         return loaded[family, seed]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def assistant_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random assistant for the tiny Gemma 4."""
+    return save_assistant(tmp_path_factory.mktemp("assistant"))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from assembly import assembled, with_random_heads
+from assembly import assembled, with_assistant, with_random_heads
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stepping import step_of
@@ -209,9 +209,13 @@ def test_tiny_families(
     converted: Callable[..., tuple[Checkpoint, TorchGate]],
     tiny: Callable[..., Checkpoint],
     tiny_folder: Callable[..., Path],
+    assistant_folder: Path,
 ) -> None:
+    """Gemma 4 has its assistant in a draft model's place."""
     target, gate = converted(family)
     model = assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate, random_heads(target))
+    if family == "gemma4":
+        model = with_assistant(model, assistant_folder)
     prompts = [model.encode(text, raw=True) for text in PROMPTS[:2]]
     compare(model, plain_network(str(tiny_folder(family))), prompts, setting, 24)
 

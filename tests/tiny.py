@@ -11,6 +11,8 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4AssistantConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -51,6 +53,16 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 256,
 }
 
+_GEMMA4: dict[str, Any] = {
+    **_COMMON,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "global_head_dim": 16,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+}
+
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**_COMMON),
     "qwen2": Qwen2Config(**_COMMON),
@@ -60,6 +72,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(
         **_COMMON, sliding_window=12, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
     ),
+    "gemma4": Gemma4TextConfig(**_GEMMA4),
     "mixtral": MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "gpt_oss": GptOssConfig(
@@ -93,6 +106,16 @@ def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **changes: 
     network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     network.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_assistant(folder: Path, *, seed: int = 0, of: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Write a tiny random assistant for the tiny Gemma 4. `of`: changes to its text model."""
+    text = {**_GEMMA4, "hidden_size": 16, "num_kv_shared_layers": 2, "final_logit_softcapping": None} | (of or {})
+    settings = {"text_config": Gemma4TextConfig(**text), "backbone_hidden_size": _COMMON["hidden_size"]} | changes
+    torch.manual_seed(seed)
+    network = AutoModelForCausalLM.from_config(Gemma4AssistantConfig(**settings), dtype=torch.float32)
+    network.save_pretrained(folder)
     return folder
 
 

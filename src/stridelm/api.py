@@ -40,8 +40,8 @@ def load(
 
     `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
     that one out. A model that stands alone after its conversion needs none: its config.json names a mask token.
-    `draft_model` is a smaller model of the same vocabulary, or the folder that `stridelm train --mode draft` made. The
-    built-in model brings its own, which only the decoder `draft` asks.
+    `draft_model` is a smaller model of the same vocabulary, the folder that `stridelm train --mode draft` made, or that
+    of Gemma 4's assistant. The built-in model brings its own, which only the decoder `draft` asks.
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()

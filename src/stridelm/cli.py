@@ -57,8 +57,8 @@ def generate(
         str | None,
         typer.Option(
             "--draft-model",
-            help="The model that --decoder draft asks: a smaller one, or a folder that `stridelm train --mode draft` "
-            "made; smollm2 has its own.",
+            help="The model that --decoder draft asks: a smaller one, a folder that `stridelm train --mode draft` "
+            "made, or that of Gemma 4's assistant; smollm2 has its own.",
         ),
     ] = None,
     adapter: Adapter = None,

@@ -110,6 +110,22 @@ class Heads(Protocol):
         ...
 
 
+class Assistant(Protocol):
+    """A small network that drafts from what the target has computed: it reads the target's keys and values where they
+    lie. Shape letters: X texts, C the target's width, V vocabulary."""
+
+    def __call__(self, tokens: list[int], hidden_XC: Array, tables: list[Table]) -> tuple[Array, Array]:
+        """What may follow these tokens, in float32 (X x V), and what to hand in with the token that is drawn (X x C).
+
+        `tokens`: each text's newest one, or its latest draft. `hidden_XC`: what the target's output head read to give
+        the newest one, or what came back with the draft. `tables`: the target's, which hold all but the newest."""
+        ...
+
+    def reading(self, forward: Forward) -> Assistant:
+        """The same weights for another cache of the target."""
+        ...
+
+
 class Forward(Protocol):
     """A model with a cache of its own. Its arrays are numpy's or torch's, always the same."""
 

@@ -9,6 +9,7 @@ from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost, load_or_measure
 from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
+from stridelm.draft.assistant import AssistantDrafter
 from stridelm.draft.draft_model import ModelDrafter
 from stridelm.draft.heads import HeadsDrafter
 from stridelm.draft.mask import MaskDrafter
@@ -50,7 +51,11 @@ class Loaded:
 
     @property
     def has_draft(self) -> bool:
-        return self.parts.draft is not None or self.parts.own_draft is not None
+        return self.has_given_draft or self.parts.own_draft is not None
+
+    @property
+    def has_given_draft(self) -> bool:
+        return self.parts.draft is not None or self.parts.assistant is not None
 
     def heads_by_name(self) -> Heads | None:
         """For who asks for heads by name: those that the user gave, or those that come with the model, which are
@@ -62,6 +67,12 @@ class Loaded:
     def heads_drafter(self, heads: Heads, k: int | None) -> HeadsDrafter:
         forward, k = self.parts.forward, min(k or heads.k, heads.k)
         return HeadsDrafter(heads, forward.score, layers=forward.layers, k=k, branches=self.branches)
+
+    def second_model(self, k: int | None) -> Drafter:
+        """What the decoder `draft` asks: the assistant that was given, or a draft model."""
+        if self.parts.assistant is not None:
+            return AssistantDrafter(self.parts.assistant, layers=self.parts.forward.layers, k=k or _DRAFT_K)
+        return self.model_drafter(k)
 
     def model_drafter(self, k: int | None) -> ModelDrafter:
         draft = self.parts.draft or self._load_own_draft()
@@ -89,8 +100,8 @@ def _everything(settings: DecodeSettings, loaded: Loaded, *, switches: bool = Fa
     drafters: list[Drafter] = [NgramDrafter(settings.k or _NGRAM_K)]
     if loaded.parts.heads is not None:
         drafters.append(loaded.heads_drafter(loaded.parts.heads, settings.k))
-    if loaded.parts.draft is not None:
-        drafters.append(loaded.model_drafter(settings.k))
+    if loaded.has_given_draft:
+        drafters.append(loaded.second_model(settings.k))
     return _planned(settings, loaded, loaded.parts.forward.gate, drafters, switches=switches)
 
 
@@ -121,7 +132,7 @@ _MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
     "self": lambda settings, loaded: _planned(settings, loaded, _gate(loaded), []),
     "heads": _heads,
     "ensemble": _everything,
-    "draft": lambda settings, loaded: Speculative(loaded.model_drafter(settings.k), settings.tolerance),
+    "draft": lambda settings, loaded: Speculative(loaded.second_model(settings.k), settings.tolerance),
     "ngram": lambda settings, loaded: Speculative(NgramDrafter(settings.k or _NGRAM_K), settings.tolerance),
     "adaptive": lambda settings, loaded: _adaptive(
         settings.k_max or _K_MAX, THRESHOLD if settings.threshold is None else settings.threshold, loaded

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedConfig
 
 from stridelm.model.parts import Kind, check_tensors, load_part, save_part
 from stridelm.model.parts import check_base as check_base_of
@@ -113,6 +114,15 @@ def load_adapter(folder: Path) -> Adapter:
         expected |= {name: tuple(tensor.shape) for name, tensor in sequential_tensors(head).items()}
     check_tensors(folder, kind, tensors, expected)
     return Adapter(config, tensors, is_gated=kind is GATED)
+
+
+def check_takes_masks(config: PreTrainedConfig) -> None:
+    """Refuse what masks cannot go through: a mask is an embedding, and no token."""
+    if getattr(config.get_text_config(), "hidden_size_per_layer_input", None):
+        raise InputError(
+            f"{config.model_type} models with inputs per layer (hidden_size_per_layer_input) look tokens up in every "
+            "layer, where masks have nothing: adapters and training are not supported for them"
+        )
 
 
 def check_base(folder: Path, adapter: Adapter, name: str, fingerprint: str) -> None:

@@ -142,6 +142,23 @@ def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
     return window if getattr(config, "use_sliding_window", True) else None
 
 
+def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """Kind of layer -> the last of that kind with keys and values of its own: those behind it (Gemma 4) read these."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
+
+
+def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
+    """Layer -> the one whose keys and values it reads instead of its own."""
+    kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
+    first = len(kinds) - _borrowers(config)
+    return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}
+
+
+def _borrowers(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "num_kv_shared_layers", None) or 0)
+
+
 def attend_rows(
     step: Step,
     layer: int,
@@ -160,14 +177,25 @@ def attend_rows(
     outputs: list[torch.Tensor] = []
     for block, rows in enumerate(step.rows.segments):
         key_GTD, value_GTD = step.memory.read(layer, step.read_slots[block])
-        query_HqD = query_HQD[:, rows]
         mask = step.mask(block, window)
-        if softcap is None and sinks_H is None:
-            output_HqD = _fused(query_HqD, key_GTD, value_GTD, mask, scaling)
-        else:
-            output_HqD = _explicit(query_HqD, key_GTD, value_GTD, mask, scaling, softcap, sinks_H)
+        output_HqD = attend_block(query_HQD[:, rows], key_GTD, value_GTD, mask, scaling, softcap, sinks_H)
         outputs.append(output_HqD.transpose(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def attend_block(
+    query_HqD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    mask_qT: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """One block's rows over what it reads; without a mask each sees all of it."""
+    if softcap is None and sinks_H is None:
+        return _fused(query_HqD, key_GTD, value_GTD, mask_qT, scaling)
+    return _explicit(query_HqD, key_GTD, value_GTD, mask_qT, scaling, softcap, sinks_H)
 
 
 def _fused(

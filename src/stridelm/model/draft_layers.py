@@ -67,6 +67,8 @@ def cut_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
     cut = copy.deepcopy(config)
     text: Any = cut.get_text_config()
     text.num_hidden_layers = count
+    if borrowing := getattr(text, "num_kv_shared_layers", None):  # always the last ones
+        text.num_kv_shared_layers = max(0, borrowing - (layers - count))
     for name in _PER_LAYER:
         if getattr(text, name, None) is not None:
             setattr(text, name, getattr(text, name)[:count])

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from stridelm.model import few_rows
-from stridelm.model.attention import Step
+from stridelm.model.attention import Step, borrowed_layers
 from stridelm.model.gated import TorchGate
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
 from stridelm.model.kv_memory import TorchMemory
@@ -23,7 +23,8 @@ class TorchForward:
     def __init__(self, network: PreTrainedModel, cache_tokens: int, gate: TorchGate | None = None) -> None:
         """`gate` is what `attach` gave for this network, and lets steps hold mask rows."""
         self.network = network
-        self.memory = TorchMemory(blocks_for(cache_tokens) * BLOCK_SIZE)
+        borrowed = borrowed_layers(network.config.get_text_config())
+        self.memory = TorchMemory(blocks_for(cache_tokens) * BLOCK_SIZE, borrowed)
         self.cache = KVCache(cache_tokens, self.memory)
         self.gate = gate
         # Models of replaced layers skip transformers' own way around them.

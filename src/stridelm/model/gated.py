@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from stridelm import arrays
 from stridelm.contracts import Greed
-from stridelm.model.adapter import Adapter
+from stridelm.model.adapter import Adapter, check_takes_masks
 from stridelm.model.few_rows import LowRankSum
 from stridelm.model.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
 from stridelm.model.llama_layer import LlamaLayer
@@ -141,6 +141,7 @@ def _output_weight(network: PreTrainedModel) -> torch.Tensor:
 def attach(network: PreTrainedModel, adapter: Adapter) -> TorchGate:
     """Wrap the network's layers, whichever form they have. A network takes one adapter, once."""
     assert not isinstance(network.get_output_embeddings(), _Tap), "the network has an adapter already"
+    check_takes_masks(network.config)
     parts: dict[tuple[nn.Module, str], list[_LowRank]] = {}
     for target in adapter.config.targets:
         owner, name, part = _find(network, adapter, target)

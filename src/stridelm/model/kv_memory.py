@@ -3,6 +3,8 @@
 Shape letters: H key-value heads, S slots (block number x block size + offset), D head size, T tokens.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
@@ -12,11 +14,15 @@ from stridelm.params import InputError
 class TorchMemory:
     """Keeps `model.kv_cache.KVMemory`. A layer's part is made when the layer first writes, in the shape it writes."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, borrowed: Mapping[int, int] | None = None) -> None:
+        """`borrowed`: layer -> the earlier one whose part it reads, having none of its own."""
         self.slots = slots
+        self.borrowed = borrowed or {}
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, layer: int, slots: torch.Tensor, keys_HTD: torch.Tensor, values_HTD: torch.Tensor) -> None:
+        if layer in self.borrowed:
+            return  # the other layer has written the same already
         if layer not in self.layers:
             self.layers[layer] = self._part(keys_HTD), self._part(values_HTD)
         keys_HSD, values_HSD = self.layers[layer]
@@ -34,7 +40,7 @@ class TorchMemory:
 
     def read(self, layer: int, slots: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at these slots, as `KVCache.reading_slots` gave them."""
-        keys_HSD, values_HSD = self.layers[layer]
+        keys_HSD, values_HSD = self.layers[self.borrowed.get(layer, layer)]
         return keys_HSD[:, slots], values_HSD[:, slots]
 
     @torch.inference_mode()

@@ -75,7 +75,6 @@ def load_checkpoint(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
-    check_config(config)
     network = build_network(name, config, weights, device, dtype)
     weights_fingerprint = fingerprint(weights)
     stored_dtype = max(weights.values(), key=torch.numel).dtype
@@ -203,6 +202,7 @@ def _read(name: str) -> Parts:
     if folder is not None:
         return read_folder(folder)
     model = read_gguf(Path(name))
+    check_config(model.config)
     return model.config, model.weights, model.tokenizer, model.eos_ids
 
 
@@ -224,16 +224,28 @@ def read_folder(folder: Path) -> Parts:
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
     files = weight_files(folder)
+    config = read_config(folder)
+    check_config(config)  # first: what is no language model may have no tokenizer
+    with _reading(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
+    return config, read_weights(files), tokenizer, eos_ids
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    with _reading(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """While transformers reads a folder's settings: damaged ones make its classes raise nearly anything."""
     try:
         with _quiet():
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    # Damaged settings make transformers' config classes raise nearly anything.
+            yield
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{folder}: its config or tokenizer cannot be read ({reason})") from error
-    eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
-    return config, read_weights(files), tokenizer, eos_ids
 
 
 def read_generation_config(folder: Path) -> GenerationConfig | None:

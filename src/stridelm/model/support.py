@@ -10,12 +10,13 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, UnsupportedModel, layer_window
 from stridelm.model.forward import TorchForward
 
+ASSISTANT = "gemma4_assistant"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "hybrid", "mamba", "recurrent", "conv"}
 _LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 _TRIAL_STEPS = (0, 4, 5, 6)
 _TRIAL_TOKENS = _TRIAL_STEPS[-1]
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
 # bfloat16 is that coarse: the built-in model's own logits on a GPU are a tenth away from float32's. Wrong attention, as
 # cuDNN's was, showed as more than one.
 
@@ -25,6 +26,11 @@ def check_config(whole: PreTrainedConfig) -> None:
     family, config = whole.model_type, whole.get_text_config()
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
+    if family.endswith("_assistant"):
+        raise UnsupportedModel(
+            f"{family} is no language model by itself. Of its kind, {ASSISTANT} can draft for the model that it was "
+            "made for: give that one's folder with --model, and the assistant's with --draft-model"
+        )
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
     if not hasattr(config, "num_attention_heads") or _RECURRENT & set(unknown):
         kinds = f" (layers of kind {', '.join(unknown)})" if unknown else ""
@@ -35,7 +41,8 @@ def check_config(whole: PreTrainedConfig) -> None:
     if unknown:
         raise UnsupportedModel(f"{family} has layers of kind {', '.join(unknown)}, which StrideLM does not do")
     for name in ("attention_chunk_size", "alibi", "use_bidirectional_attention"):
-        if getattr(config, name, None):
+        # Gemma 4's pictures see themselves whole; texts have none of them.
+        if getattr(config, name, None) not in (None, False, "vision"):
             raise UnsupportedModel(f"{family} uses {name}, which StrideLM does not do")
     rotary = _rotary_types(getattr(config, "rope_parameters", None)) & _LENGTH_DEPENDENT_ROTARY
     if rotary:
@@ -57,7 +64,7 @@ def _rotary_types(parameters: Any) -> set[str]:
 def own_logits(network: PreTrainedModel) -> torch.Tensor:
     """What the model, as transformers made it, says after each of a few tokens."""
     network.set_attn_implementation("eager")
-    ids = torch.tensor([_trial_ids(network)], device=network.device)
+    ids = torch.tensor([trial_ids(network)], device=network.device)
     return network(input_ids=ids, use_cache=False).logits[0].float()
 
 
@@ -69,7 +76,7 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
     """
     config, family = network.config.get_text_config(), network.config.model_type
     forward = TorchForward(network, _TRIAL_TOKENS)
-    table, ids, actual = forward.cache.open(), _trial_ids(network), []
+    table, ids, actual = forward.cache.open(), trial_ids(network), []
     try:
         network.set_attn_implementation(NAME)
         for start, end in pairwise(_TRIAL_STEPS):
@@ -92,12 +99,12 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
             )
     compared = expected[[end - 1 for end in _TRIAL_STEPS[1:]]]
     apart = float((compared - torch.cat(actual)).abs().max() / compared.abs().max())
-    if not apart <= _TOLERANCE[network.dtype]:
+    if not apart <= TOLERANCE[network.dtype]:
         raise UnsupportedModel(
             f"{family} gives other logits through StrideLM's forward (relative difference {apart:.1e}): not supported"
         )
 
 
-def _trial_ids(network: PreTrainedModel) -> list[int]:
+def trial_ids(network: PreTrainedModel) -> list[int]:
     vocabulary = network.config.get_text_config().vocab_size
     return [token % vocabulary for token in range(1, _TRIAL_TOKENS + 1)]

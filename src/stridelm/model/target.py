@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stridelm.contracts import Forward, Heads
+from stridelm.contracts import Assistant, Forward, Heads
 
 if TYPE_CHECKING:
     from stridelm.model.tokenizer import TextTokenizer
@@ -66,8 +66,12 @@ class Parts:
     """Gives the draft model that comes with the model: loaded when first called, and once."""
     own_heads: Callable[[], Heads] | None = None
     """The same for prediction heads."""
+    assistant: Assistant | None = None
+    """Drafts in a draft model's place, over the cache of `forward`."""
 
     def with_caches(self, tokens: int) -> "Parts":
         """The same with other, empty caches of so many tokens: for another engine."""
         draft = None if self.draft is None else self.draft.with_cache(tokens)
-        return replace(self, forward=self.forward.with_cache(tokens), draft=draft)
+        forward = self.forward.with_cache(tokens)
+        assistant = None if self.assistant is None else self.assistant.reading(forward)
+        return replace(self, forward=forward, draft=draft, assistant=assistant)

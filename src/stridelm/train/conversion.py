@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stridelm.model.adapter import CONFIG as ADAPTER_FILE
-from stridelm.model.adapter import Adapter, save_adapter
+from stridelm.model.adapter import Adapter, check_takes_masks, save_adapter
 from stridelm.model.draft_layers import DRAFT, DraftConfig, cut_config, save_draft
 from stridelm.model.full_student import FullStudent, save_full
 from stridelm.model.heads import HEADS, HeadsConfig, save_heads
@@ -153,6 +153,8 @@ WAYS: dict[str, Mode] = {
 
 def check_fits(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
     """Refuse, before anything is made, what this model cannot become."""
+    if settings.mode != "heads":
+        check_takes_masks(checkpoint.network.config)
     if settings.mode == "full" and team.size > 1 and not hasattr(checkpoint.network.base_model, "layers"):
         raise InputError(
             f"{checkpoint.network.config.model_type} does not keep its layers in one list: it can be tuned in full by "

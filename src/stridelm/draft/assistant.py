@@ -1,0 +1,90 @@
+"""An assistant writes candidates one by one over the target's own keys and values; the target verifies them at once.
+
+It writes as long as it is sure of itself, k at most. Shape letters: X texts, C the target's width, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from stridelm import arrays
+from stridelm.contracts import Assistant
+from stridelm.draft.draft_model import draw_and_confidence
+from stridelm.types import NO_DRAFT, Array, Block, Commit, DraftTree, Output, Sequence
+
+_FLOOR = 0.25
+"""Drafting goes on while the whole draft stands with at least this chance, by the assistant's own word, as with a draft
+model: its few layers cost less, but each draft is a row of the target's, too."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One text and what the assistant adds to it in the step at hand."""
+
+    sequence: Sequence
+    tokens: list[int]
+    hidden_C: Array
+    """What goes in with the last of these tokens."""
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def may_go_on(self) -> bool:
+        """The last token of an answer needs no draft, an ended text cannot go on, and a doubtful draft need not."""
+        return (
+            len(self.scores) < self.sequence.room - 1
+            and math.prod(self.scores) >= _FLOOR
+            and not (self.scores and self.tokens[-1] in self.sequence.eos_ids)
+        )
+
+
+class AssistantDrafter:
+    """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
+
+    name = "assistant"
+    reads_whole_texts = False
+
+    def __init__(self, assistant: Assistant, *, layers: int, k: int) -> None:
+        """`layers`: how many the target has."""
+        self.assistant = assistant
+        self.layers = (layers,)
+        self.k = k
+        self._hidden_C: dict[Sequence, Array] = {}
+        """What the output head read when it gave the sequence's newest token."""
+
+    def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
+        drafts = {
+            sequence: _Draft(sequence, list(sequence.tokens), self._hidden_C[sequence])
+            for sequence in sequences
+            if sequence in self._hidden_C
+        }
+        for _ in range(self.k):
+            self._extend([draft for draft in drafts.values() if draft.may_go_on])
+        return [
+            DraftTree.chain(drafts[sequence].tokens[len(sequence.tokens) :], self.name, drafts[sequence].scores)
+            if sequence in drafts
+            else NO_DRAFT
+            for sequence in sequences
+        ]
+
+    def _extend(self, drafts: list[_Draft]) -> None:
+        """One more token for each."""
+        if not drafts:
+            return
+        tables = [draft.sequence.table for draft in drafts if draft.sequence.table is not None]
+        hidden_XC = arrays.stack([draft.hidden_C for draft in drafts])
+        logits_XV, hidden_XC = self.assistant([draft.tokens[-1] for draft in drafts], hidden_XC, tables)
+        for draft, logits_V, hidden_C in zip(drafts, logits_XV, hidden_XC, strict=True):
+            token, score = draw_and_confidence(logits_V, draft.sequence, draft.tokens)
+            draft.tokens.append(token)
+            draft.scores.append(score)
+            draft.hidden_C = hidden_C
+
+    def observe(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
+    ) -> None:
+        for sequence, output, commit in zip(sequences, outputs, commits, strict=True):
+            if commit.tokens:
+                # A copy: a view would keep the states of all rows, a whole prompt's perhaps, in memory.
+                self._hidden_C[sequence] = arrays.copy(output.layers_qC[self.layers[0]][commit.kept[-1]])
+
+    def release(self, sequence: Sequence) -> None:
+        self._hidden_C.pop(sequence, None)
