@@ -34,6 +34,7 @@ LAYERS: list[str] = [
     ),
     *(
         "acceptance_command",
+        "interop",
         "export_command",
         "frontier_picture",
         "tune_command",
