@@ -35,7 +35,7 @@ def draft(trainable: Callable[..., Checkpoint], tmp_path: Path) -> Path:
 
 
 def export(call: Call, base: Path, draft: Path, out: Path) -> Any:
-    return call("export", "--model", base, "--draft-model", draft, "--to", "hf", out)
+    return call("export", "--part", "draft", "--model", base, "--draft-model", draft, "--to", "hf", out)
 
 
 @torch.no_grad()
@@ -177,9 +177,13 @@ def test_wrong_input_is_refused(
     assert_refused(export(call, tiny_folder("llama", seed=1), draft, out), "other weights", "--mode draft")
     assert_refused(export(call, tiny_folder(), tiny_folder(), out), "no draft.json", "A whole model needs no export")
     assert_refused(export(call, tmp_path / "missing", draft, out), "there is no model")
-    assert_refused(call("export", "--model", tiny_folder(), "--to", "hf", out), "no draft model of its own")
+    assert_refused(
+        call("export", "--part", "draft", "--model", tiny_folder(), "--to", "hf", out), "no draft model of its own"
+    )
     assert_refused(call("export", "--model", tiny_folder(), "--draft-model", draft, "--to", "onnx", out), "'onnx'")
     assert_refused(call("export", "--model", tiny_folder(), "--draft-model", draft, out), "--to")
     monkeypatch.setattr(builtin, "builtin_draft", lambda: None)
-    assert_refused(call("export", "--to", "hf", out), "smollm2", "--draft-model", "stridelm train --mode draft")
+    assert_refused(
+        call("export", "--part", "draft", "--to", "hf", out), "smollm2", "--draft-model", "stridelm train --mode draft"
+    )
     assert not out.exists()

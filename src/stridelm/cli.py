@@ -4,7 +4,6 @@ import io
 import os
 import sys
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import stridelm
 from stridelm.cli_bench import bench
 from stridelm.cli_chat import chat
 from stridelm.cli_endings import complaint, drop_output, without_debug
+from stridelm.cli_export import export
 from stridelm.cli_options import PROMPTS_HELP, Adapter, DraftModel, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.settings import ServeSettings
@@ -216,36 +216,7 @@ def tune(
     )
 
 
-class _ExportFormat(StrEnum):
-    HF = "hf"
-
-
-@app.command()
-def export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make; it must not be there yet.")],
-    to: Annotated[
-        _ExportFormat, typer.Option("--to", help="hf: a plain Hugging Face folder, for transformers' assistant_model.")
-    ],
-    model: Model = DEFAULT_MODEL,
-    draft_model: Annotated[
-        Path | None,
-        typer.Option(
-            "--draft-model",
-            help="A folder that `stridelm train --mode draft` made for the model; default: the built-in model's own.",
-        ),
-    ] = None,
-) -> None:
-    """Hand a draft model over to other engines: its layers and the model's embeddings, as a model that stands alone.
-
-    \b
-    stridelm train --model Qwen/Qwen3-4B --mode draft --layers 4 --out runs/draft
-    stridelm export --model Qwen/Qwen3-4B --draft-model runs/draft --to hf qwen-draft
-    """
-    from stridelm import export_command
-
-    match to:
-        case _ExportFormat.HF:
-            export_command.run(export_command.Request(model, draft_model, folder))
+app.command()(export)
 
 
 @app.command()

@@ -17,15 +17,13 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.model.mask_token import MASK_NAME_KEY, MASKS_KEY, own_mask_token
+from stridelm.model.mask_token import MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY, own_mask_token
+from stridelm.model.mask_vocabulary import ROUND_VOCABULARY
 from stridelm.model.passes import ChainPass, TextPass
 from stridelm.model.preview import MASK_KEY
 from stridelm.model.sequential_head import SequentialHead
-from stridelm.model.store import save_network
+from stridelm.model.store import as_dtype, save_network
 from stridelm.model.student import mask_token, read_chains, read_real_rows, read_together
-
-_ROUND_VOCABULARY = 64
-"""A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
 
 
 class FullStudent(nn.Module):
@@ -43,13 +41,14 @@ class FullStudent(nn.Module):
         config = self.network.config
         if not masks:
             # What a converted model's masks say is not trained here: it has none any more.
-            for key in (MASK_KEY, MASK_NAME_KEY, MASKS_KEY):
+            for key in (MASK_KEY, MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY):
                 config.__dict__.pop(key, None)
             return
         self.token = own_mask_token(network.config, tokenizer)  # of a model that was converted before, and learns on
         if self.token is None:
             self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size))
             self._make_room(self.token[1])
+        config.__dict__.pop(MASK_IDS_KEY, None)  # one token learns to be the mask of every depth
         for key, value in ((MASK_NAME_KEY, self.token[0]), (MASK_KEY, self.token[1]), (MASKS_KEY, masks)):
             setattr(config, key, value)
 
@@ -60,7 +59,7 @@ class FullStudent(nn.Module):
         known = len(embedding.weight)
         mean_C = embedding.weight.mean(dim=0)
         if token >= known:
-            self.network.resize_token_embeddings(token + 1, pad_to_multiple_of=_ROUND_VOCABULARY, mean_resizing=False)
+            self.network.resize_token_embeddings(token + 1, pad_to_multiple_of=ROUND_VOCABULARY, mean_resizing=False)
             # Rows that no text uses: none of them may stand out.
             for holder in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
                 holder.weight[known:] = holder.weight[:known].mean(dim=0)
@@ -100,15 +99,10 @@ def save_full(
         tokenizer = copy.deepcopy(tokenizer)
         if name not in tokenizer.get_vocab() and len(tokenizer) == token:
             tokenizer.add_tokens([AddedToken(name, special=True)])  # type: ignore[list-item]
-    stored: dict[int, torch.Tensor] = {}
-    """By address: what is tied stays tied."""
-    for tensor in weights.values():
-        stored.setdefault(tensor.data_ptr(), tensor.to(dtype))
     working = folder / ".writing"
     shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
     try:
-        state = {name: stored[tensor.data_ptr()] for name, tensor in weights.items()}
-        save_network(working, student.network, tokenizer, eos_ids, state)
+        save_network(working, student.network, tokenizer, eos_ids, as_dtype(weights, dtype))
         names = sorted(path.name for path in working.iterdir())
         for name in (*(name for name in names if name != "config.json"), "config.json"):
             os.replace(working / name, folder / name)

@@ -193,17 +193,25 @@ Parts = tuple[PreTrainedConfig, dict[str, torch.Tensor], PreTrainedTokenizerBase
 
 
 def _read(name: str) -> Parts:
+    folder = folder_of(name)
+    if folder is not None:
+        return read_folder(folder)
+    model = read_gguf(Path(name))
+    return model.config, model.weights, model.tokenizer, model.eos_ids
+
+
+def folder_of(name: str) -> Path | None:
+    """The Hugging Face folder that a name means, fetched where need be; None where it means a GGUF file."""
     path = Path(name)
     if name == builtin.NAME:
-        return read_folder(builtin.ensure_builtin())
+        return builtin.ensure_builtin()
     if name and path.is_dir():
-        return read_folder(path)
+        return path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-        model = read_gguf(path)
-        return model.config, model.weights, model.tokenizer, model.eos_ids
-    return read_folder(from_hub(name))
+        return None
+    return from_hub(name)
 
 
 def read_folder(folder: Path) -> Parts:

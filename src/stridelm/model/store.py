@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.params import InputError
 
@@ -40,6 +40,37 @@ def save_network(
             network.config.dtype = next(iter(weights.values())).dtype
             network.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+def save_smallest(
+    folder: Path, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]
+) -> torch.dtype:
+    """The same in bfloat16 where that loses nothing, as most models are published; returns the type chosen."""
+    state = network.state_dict()
+    exact = all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in state.values())
+    dtype = torch.bfloat16 if exact else torch.float32
+    save_network(folder, network, tokenizer, eos_ids, as_dtype(state, dtype))
+    return dtype
+
+
+def as_dtype(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Weights in another type; what is tied stays tied."""
+    converted: dict[int, torch.Tensor] = {}
+    for tensor in weights.values():
+        converted.setdefault(tensor.data_ptr(), tensor.to(dtype))
+    return {name: converted[tensor.data_ptr()] for name, tensor in weights.items()}
+
+
+def read_generation_config(folder: Path) -> GenerationConfig | None:
+    """How a folder wants its answers generated; None where it does not say."""
+    if not (folder / "generation_config.json").is_file():
+        return None
+    try:
+        config = GenerationConfig.from_pretrained(folder)
+        config.validate(strict=True)  # as transformers asks before it writes one
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder}: generation_config.json is not valid ({error}): mend or delete it") from error
+    return config
 
 
 @contextmanager

@@ -72,10 +72,9 @@ def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.
     found = own_masks(name, config, tokenizer)
     if found is None:
         return {"masks": 0}
-    (_, token), masks = found
-    embedding_C = weights["model.embed_tokens.weight"][token].float().numpy()
-    writer.vector(MASK_EMBEDDING, np.tile(embedding_C, (masks, 1)))
-    return {"masks": masks, "sequential_size": 0, "parts": {}}
+    _, ids = found
+    writer.vector(MASK_EMBEDDING, weights["model.embed_tokens.weight"][ids].float().numpy())
+    return {"masks": len(ids), "sequential_size": 0, "parts": {}}
 
 
 def _parts(source: Source) -> Parts:

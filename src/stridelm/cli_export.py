@@ -1,0 +1,64 @@
+"""The options of `stridelm export`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stridelm.cli_options import Model
+from stridelm.settings import DEFAULT_MODEL
+
+
+class ExportFormat(StrEnum):
+    """What other engines read."""
+
+    HF = "hf"
+
+
+class ExportPart(StrEnum):
+    """What of a model is handed over."""
+
+    MODEL = "model"
+    DRAFT = "draft"
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
+    to: Annotated[ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers.")],
+    part: Annotated[
+        ExportPart,
+        typer.Option(
+            "--part",
+            help="model: the model with its conversion, for custom_generate; draft: its draft model, for "
+            "assistant_model.",
+        ),
+    ] = ExportPart.MODEL,
+    model: Model = DEFAULT_MODEL,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter",
+            help="The conversion: a folder that `stridelm train` made for the model; default: the built-in model's "
+            "own, or the masks that the model itself names.",
+        ),
+    ] = None,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--draft-model",
+            help="With --part draft: a folder that `stridelm train --mode draft` made for the model; default: the "
+            "built-in model's own.",
+        ),
+    ] = None,
+) -> None:
+    """Hand a model over to other engines, as files that need nothing of ours.
+
+    \b
+    stridelm export --model smollm2 --to hf smollm2-hf
+    stridelm export --model Qwen/Qwen3-4B --adapter runs/qwen --to hf qwen-hf
+    stridelm export --model Qwen/Qwen3-4B --part draft --draft-model runs/draft --to hf qwen-draft
+    """
+    from stridelm import export_command
+
+    export_command.run(export_command.Request(path, to.value, part.value, model, adapter, draft_model))

@@ -1,0 +1,97 @@
+"""Models and their conversions as plain Hugging Face folders, which other engines read.
+
+`base` is everywhere a checkpoint that was loaded as `load_base` loads it: transformers' own layers, on the CPU.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from stridelm.model.adapter import Adapter, check_base, load_adapter, save_adapter
+from stridelm.model.draft_layers import load_layers
+from stridelm.model.load import Checkpoint, folder_of, load_checkpoint
+from stridelm.model.mask_vocabulary import add_mask_tokens
+from stridelm.model.store import read_generation_config, save_smallest
+from stridelm.model.ungated import merge
+from stridelm.params import InputError
+from stridelm.settings import LoadSettings
+
+CUSTOM_GENERATE = "custom_generate"
+"""The folder's name is transformers': `generate(custom_generate=...)` looks for generate.py there."""
+
+
+def load_base(name: str) -> Checkpoint:
+    """A model to be written, with its own settings for generating."""
+    base = load_checkpoint(name, LoadSettings(device="cpu"), trainable=True)
+    folder = folder_of(name)
+    own = None if folder is None else read_generation_config(folder)
+    if own is not None:
+        base.network.generation_config = own
+    return base
+
+
+def load_adapter_of(base: Checkpoint, folder: Path) -> Adapter:
+    """An adapter that was trained on this base."""
+    adapter = load_adapter(folder)
+    check_base(folder, adapter, base.name, base.fingerprint)
+    return adapter
+
+
+def write_plain(base: Checkpoint, folder: Path) -> torch.dtype:
+    """The model as it is. This and the others make the folder, and return the type that the weights have there."""
+    return save_smallest(folder, base.network, base.tokenizer, base.eos_ids)
+
+
+def write_converted(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtype:
+    """The model as it is; beside it a gated adapter and the script that decodes with it in transformers."""
+    assert adapter.is_gated
+    dtype = write_plain(base, folder)
+    add_custom_generate(folder)
+    save_adapter(folder / CUSTOM_GENERATE, adapter)
+    return dtype
+
+
+def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtype:
+    """The model with an adapter without a gate merged into its weights, and its masks as tokens of the vocabulary,
+    which config.json names. The base's network in memory becomes that model, too."""
+    assert not adapter.is_gated
+    merge(base.network, adapter)
+    add_mask_tokens(base.network, base.tokenizer, adapter.mask_embedding)
+    return write_plain(base, folder)
+
+
+def write_draft(base: Checkpoint, draft: Path, folder: Path) -> tuple[int, torch.dtype]:
+    """A draft model of the base's first layers as a model that stands alone; also returns how many layers it has."""
+    network = load_layers(draft, base)
+    dtype = save_smallest(folder, network, base.tokenizer, base.eos_ids)
+    return int(network.config.get_text_config().num_hidden_layers), dtype
+
+
+def add_custom_generate(folder: Path) -> None:
+    """The script by which transformers decodes several tokens per step, for a model whose config names its masks or
+    that has an adapter beside the script."""
+    source = Path(__file__).parent / CUSTOM_GENERATE
+    target = folder / CUSTOM_GENERATE
+    target.mkdir()
+    for name in ("generate.py", "README.md"):
+        shutil.copyfile(source / name, target / name)
+
+
+@contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """A place beside `out` to write into, which takes its place at the end, or goes again."""
+    working = out.with_name(f".{out.name}.writing")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+        yield working
+        working.rename(out)
+    except OSError as error:
+        raise InputError(
+            f"{out}: cannot be written ({error.strerror or error}): make room, or name another folder"
+        ) from error
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
