@@ -188,8 +188,8 @@ def _with(change: Callable[[Tokenizer], object], **settings: Any) -> PreTrainedT
     return tokenizer
 
 
-def _set(**parts: Any) -> Callable[[Tokenizer], None]:
-    return lambda backend: [setattr(backend, name, part) for name, part in parts.items()] and None
+def _set(**parts: Any) -> Callable[[Tokenizer], object]:
+    return lambda backend: [setattr(backend, name, part) for name, part in parts.items()]
 
 
 def _family(name: str, **changes: Any) -> Callable[[], PreTrainedModel]:

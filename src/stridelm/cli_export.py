@@ -14,6 +14,14 @@ class ExportFormat(StrEnum):
     """What other engines read."""
 
     HF = "hf"
+    GGUF = "gguf"
+
+
+class ExportStorage(StrEnum):
+    """How a GGUF file keeps its numbers."""
+
+    EXACT = "exact"
+    Q8_0 = "q8_0"
 
 
 class ExportPart(StrEnum):
@@ -25,7 +33,10 @@ class ExportPart(StrEnum):
 
 def export(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
-    to: Annotated[ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers.")],
+    to: Annotated[
+        ExportFormat,
+        typer.Option("--to", help="hf: a Hugging Face folder, for transformers; gguf: a file for llama.cpp."),
+    ],
     part: Annotated[
         ExportPart,
         typer.Option(
@@ -51,6 +62,13 @@ def export(
             "built-in model's own.",
         ),
     ] = None,
+    storage: Annotated[
+        ExportStorage | None,
+        typer.Option(
+            "--storage",
+            help="With --to gguf: exact, which loses nothing and is the default, or q8_0, rounded to 8 bits.",
+        ),
+    ] = None,
 ) -> None:
     """Hand a model over to other engines, as files that need nothing of ours.
 
@@ -58,7 +76,12 @@ def export(
     stridelm export --model smollm2 --to hf smollm2-hf
     stridelm export --model Qwen/Qwen3-4B --adapter runs/qwen --to hf qwen-hf
     stridelm export --model Qwen/Qwen3-4B --part draft --draft-model runs/draft --to hf qwen-draft
+    stridelm export --model smollm2 --part draft --to gguf draft.gguf
     """
     from stridelm import export_command
 
-    export_command.run(export_command.Request(path, to.value, part.value, model, adapter, draft_model))
+    export_command.run(
+        export_command.Request(
+            path, to.value, part.value, model, adapter, draft_model, storage.value if storage else None
+        )
+    )

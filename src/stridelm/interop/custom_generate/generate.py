@@ -42,7 +42,9 @@ CANDIDATES = 64
 """The sequential head chooses among so many tokens of a mask row."""
 
 
-def generate(inputs: Any = None, *, model: Any, streamer: Any = None, assistant_model: Any = None, **options: Any) -> Any:
+def generate(
+    inputs: Any = None, *, model: Any, streamer: Any = None, assistant_model: Any = None, **options: Any
+) -> Any:
     """What `model.generate` returns, and takes, but for what is refused by name."""
     if assistant_model is not None:
         raise ValueError("assistant_model: this model drafts for itself; leave it or custom_generate out")
@@ -164,7 +166,9 @@ class _Drafter:
             target = name.removesuffix(".down")
             if target != name:
                 place = model.get_submodule(target).weight.device
-                self.low_rank[target] = tuple(tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up"))
+                self.low_rank[target] = tuple(
+                    tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up")
+                )
         prefix = "sequential_head."
         self.head = {
             name.removeprefix(prefix): tensor.to(model.device, torch.float32)
@@ -304,17 +308,33 @@ def _refuse(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict
     refuse(mode not in ("greedy_search", "sample"), f"decoding by {mode}", "leave out the options that ask for it")
     refuse(len(input_ids) != 1, f"a batch of {len(input_ids)} texts", "give one prompt, and ask for one answer")
     refuse(model_kwargs.get("attention_mask") is not None, "padding", "give the prompt without it")
-    refuse(config.output_attentions or config.output_hidden_states, "output of attentions or hidden states", "ask plain generate")
+    refuse(
+        config.output_attentions or config.output_hidden_states,
+        "output of attentions or hidden states",
+        "ask plain generate",
+    )
     refuse(config.prefill_chunk_size is not None, "prefill_chunk_size", "leave it out")
     refuse(config.guidance_scale not in (None, 1), "guidance_scale", "leave it out")
     attention = model.config._attn_implementation
-    refuse(attention not in ("eager", "sdpa"), f"attention by {attention}", "load the model with attn_implementation='sdpa'")
+    refuse(
+        attention not in ("eager", "sdpa"),
+        f"attention by {attention}",
+        "load the model with attn_implementation='sdpa'",
+    )
     refuse(not config.use_cache, "use_cache=False", "leave it out")
     cache = model_kwargs["past_key_values"]
-    refuse(type(cache) is not DynamicCache, f"a {type(cache).__name__}", "leave out cache_implementation and past_key_values")
+    refuse(
+        type(cache) is not DynamicCache,
+        f"a {type(cache).__name__}",
+        "leave out cache_implementation and past_key_values",
+    )
     refuse(cache.get_seq_length(), "a cache that holds something already", "leave out past_key_values")
     kinds = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
-    refuse(kinds, f"a model that keeps {', '.join(sorted(kinds))}", "sliding windows and recurrent layers are for plain generate")
+    refuse(
+        kinds,
+        f"a model that keeps {', '.join(sorted(kinds))}",
+        "sliding windows and recurrent layers are for plain generate",
+    )
     ropes = str(getattr(model.config.get_text_config(), "rope_parameters", None))
     refuse("dynamic" in ropes or "longrope" in ropes, "positions that change with the length", "use plain generate")
     positions = model_kwargs.get("position_ids")
