@@ -15,6 +15,7 @@ class ExportFormat(StrEnum):
 
     HF = "hf"
     GGUF = "gguf"
+    PEFT = "peft"
 
 
 class ExportStorage(StrEnum):
@@ -35,7 +36,11 @@ def export(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
     to: Annotated[
         ExportFormat,
-        typer.Option("--to", help="hf: a Hugging Face folder, for transformers; gguf: a file for llama.cpp."),
+        typer.Option(
+            "--to",
+            help="hf: a Hugging Face folder, for transformers; gguf: a file for llama.cpp; "
+            "peft: the conversion as a LoRA for drafts, for SGLang's UNO.",
+        ),
     ],
     part: Annotated[
         ExportPart,
@@ -77,6 +82,7 @@ def export(
     stridelm export --model Qwen/Qwen3-4B --adapter runs/qwen --to hf qwen-hf
     stridelm export --model Qwen/Qwen3-4B --part draft --draft-model runs/draft --to hf qwen-draft
     stridelm export --model smollm2 --part draft --to gguf draft.gguf
+    stridelm export --model smollm2 --to peft smollm2-lora
     """
     from stridelm import export_command
 

@@ -18,6 +18,7 @@ from stridelm.interop.hf_folder import (
     write_merged,
     write_plain,
 )
+from stridelm.interop.peft_folder import write_peft
 from stridelm.model.draft_layers import is_draft, load_layers
 from stridelm.model.load import Checkpoint
 from stridelm.model.mask_token import own_masks
@@ -60,6 +61,8 @@ def run(request: Request) -> None:
             _model_for_llama_cpp(request)
         case "gguf", "draft":
             _draft_for_llama_cpp(request)
+        case "peft", "model":
+            _lora_for_sglang(request)
         case _:
             raise InputError(f"--to {request.to} does not go with --part {request.part}")
 
@@ -158,6 +161,27 @@ def _draft_for_llama_cpp(request: Request) -> None:
         f"{out.stat().st_size / 1e6:,.1f} MB\n"
         "With llama.cpp, which checks every draft:\n"
         f"    llama-server -m MODEL.gguf --spec-type draft-simple --spec-draft-model {out} --spec-draft-n-max 2"
+    )
+
+
+def _lora_for_sglang(request: Request) -> None:
+    out, adapter_at = request.out, adapter_folder(request.model, request.adapter)
+    if adapter_at is None:
+        raise InputError(
+            f"{request.model} has no adapter of its own: give one with --adapter, or make one with `stridelm train "
+            f"--model {request.model}`"
+        )
+    base = load_base(request.model)
+    adapter = load_adapter_of(base, adapter_at)
+    with made_whole(out) as folder:
+        write_peft(adapter, request.model, folder)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(
+        f"{out}: the low-rank parts of {adapter_at}, {size:,.1f} MB. For drafts only: as an ordinary LoRA it would "
+        "change what the model says\n"
+        "With SGLang, beside the model as a Hugging Face folder:\n"
+        f"    sglang serve --model-path MODEL --speculative-algorithm UNO --uno-lora-path {out} "
+        f"--speculative-num-draft-tokens {adapter.config.k} --attention-backend fa3"
     )
 
 
