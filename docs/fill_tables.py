@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
+from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from quick_tables import quick  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 
@@ -27,6 +28,7 @@ FILES = (
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",
+    ROOT / "docs" / "engines.md",
     ROOT / "README.md",
 )
 
@@ -217,7 +219,7 @@ TABLES = {
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
     "exact": exact, "published claims": published_claims, "own claims": own_claims, "quick": quick,
-    "frontier": frontier, "adaptation": adaptation,
+    "frontier": frontier, "adaptation": adaptation, "llama.cpp": llama_cpp, "noise rows": noise_rows,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_the_lora_is_the_adapters_own(
     tensors = load_file(out / "adapter_model.safetensors")
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 4)
     # PEFT's rule: every layer whose name ends in one of the modules, its weight plus B A alpha / r.
-    layers = {
+    layers: dict[str, Any] = {
         name: module
         for name, module in base.network.named_modules()
         if name.rpartition(".")[2] in config["target_modules"]
