@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
+from custom_generate_tables import custom_generate  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
 from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from quick_tables import quick  # noqa: E402
@@ -29,6 +30,7 @@ FILES = (
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",
     ROOT / "docs" / "engines.md",
+    ROOT / "docs" / "engines-transformers.part.md",
     ROOT / "README.md",
 )
 
@@ -219,7 +221,8 @@ TABLES = {
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
     "exact": exact, "published claims": published_claims, "own claims": own_claims, "quick": quick,
-    "frontier": frontier, "adaptation": adaptation, "llama.cpp": llama_cpp, "noise rows": noise_rows,
+    "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
+    "llama.cpp": llama_cpp, "noise rows": noise_rows,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """`stridelm export`: what it writes works elsewhere, and it writes all of it or nothing."""
 
+import dataclasses
 import errno
 import json
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import stridelm
 from command_line import Call, assert_refused
 from stridelm.model import builtin
+from stridelm.model.adapter import load_adapter, save_adapter
 from stridelm.model.draft_layers import DraftConfig, first_layers, load_layers, save_draft
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.ungated import merge
 from stridelm.params import SamplingParams
 from stridelm.settings import LoadSettings
-from tiny import CONTEXT, save_tiny
+from tiny import CONTEXT, load_tiny, random_adapter, save_tiny
 
 CPU = LoadSettings(device="cpu", cache_tokens=1024)
 
@@ -126,6 +129,72 @@ def test_a_model_that_bfloat16_holds_is_written_so(call: Call, tmp_path: Path) -
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
+# The model with its conversion
+
+
+def export_model(call: Call, base: Path, adapter: Path, out: Path) -> Any:
+    return call("export", "--model", base, "--adapter", adapter, "--to", "hf", out)
+
+
+def saved_adapter(folder: Path, base: Path, *, is_gated: bool = True) -> Path:
+    adapter = random_adapter(load_tiny(base), sequential_size=8 if is_gated else 0)
+    save_adapter(folder, dataclasses.replace(adapter, is_gated=is_gated))
+    return folder
+
+
+def test_a_converted_model_is_the_base_with_its_adapter_beside_it(
+    call: Call, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = export_model(call, tiny_folder(), saved_adapter(tmp_path / "adapter", tiny_folder()), out)
+    first, _, *snippet = run.out.splitlines()
+    assert first.startswith(f"{out}: {tiny_folder()} with the gated adapter") and first.endswith("MB in float32")
+    base: Any = AutoModelForCausalLM.from_pretrained(tiny_folder())
+    names: dict[str, Any] = {"AutoModelForCausalLM": AutoModelForCausalLM}
+    names["inputs"] = AutoTokenizer.from_pretrained(out)("abc", return_tensors="pt")
+    exec("\n".join(line.strip() for line in snippet), names)
+    assert torch.equal(logits_of(names["model"]), logits_of(base))
+    beside = contents(out / "custom_generate")
+    assert beside == ["README.md", "adapter-00001-of-00001.safetensors", "adapter.json", "generate.py"]
+    assert "chat_template.jinja" in contents(out)
+
+
+@pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("qwen3", {"vocab_size": 257}), ("gemma2", {})])
+def test_a_merged_model_names_its_masks_and_never_says_one(
+    family: str, changes: dict[str, int], call: Call, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A vocabulary with free ids, one without, tied, and an embedding that is scaled."""
+    base, out = tiny_folder(family, **changes), tmp_path / "out"
+    folder = saved_adapter(tmp_path / "adapter", base, is_gated=False)
+    run = export_model(call, base, folder, out)
+    assert (run.status, run.err) == (0, "")
+    merged: Any = AutoModelForCausalLM.from_pretrained(out)
+    config = merged.config
+    assert (config.mask_token_id, config.mask_token_ids, config.trained_masks) == (257, [257, 258, 259], 3)
+    assert config.vocab_size == len(merged.lm_head.weight) == (320 if changes else 260)
+    masks = torch.tensor(config.mask_token_ids)
+    adapter = load_adapter(folder)
+    torch.testing.assert_close(merged.get_input_embeddings()(masks), adapter.mask_embedding.float())
+    plain: Any = AutoModelForCausalLM.from_pretrained(base)
+    merge(plain, adapter)
+    torch.testing.assert_close(logits_of(merged)[..., :257], logits_of(plain)[..., :257], rtol=1e-4, atol=1e-4)
+    assert (logits_of(merged)[..., 257:] < logits_of(merged).amax(dim=-1, keepdim=True)).all()
+    assert merged.generation_config.suppress_tokens == [257, 258, 259]
+
+
+def test_settings_for_generating_go_along(call: Call, tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base")
+    file = base / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sample": True, "top_k": 7}))
+    adapter = saved_adapter(tmp_path / "adapter", base)
+    assert export_model(call, base, adapter, tmp_path / "out").status == 0
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (written["do_sample"], written["top_k"]) == (True, 7)
+    file.write_text(json.dumps({"do_sample": False, "temperature": 0.3}))
+    refused = export_model(call, base, adapter, tmp_path / "again")
+    assert_refused(refused, "generation_config.json is not valid", "mend or delete it")
+
+
 # What goes wrong
 
 
@@ -182,6 +251,14 @@ def test_wrong_input_is_refused(
     )
     assert_refused(call("export", "--model", tiny_folder(), "--draft-model", draft, "--to", "onnx", out), "'onnx'")
     assert_refused(call("export", "--model", tiny_folder(), "--draft-model", draft, out), "--to")
+    model = ("export", "--to", "hf", "--model", tiny_folder())
+    assert_refused(call(*model, "--draft-model", draft, out), "--part draft")
+    assert_refused(call(*model, "--part", "draft", "--adapter", draft, out), "--adapter")
+    assert_refused(call(*model, "--adapter", draft, out), "no adapter.json", "--draft-model")
+    assert_refused(call(*model, out), "no conversion of its own", "--adapter", "stridelm train --model")
+    assert_refused(call(*model, "--adapter", "none", out), "no conversion of its own")
+    adapter = saved_adapter(tmp_path / "adapter", tiny_folder("llama", seed=1))
+    assert_refused(call(*model, "--adapter", adapter, out), "other weights")
     monkeypatch.setattr(builtin, "builtin_draft", lambda: None)
     assert_refused(
         call("export", "--part", "draft", "--to", "hf", out), "smollm2", "--draft-model", "stridelm train --mode draft"

@@ -12,9 +12,9 @@ import torch
 
 from stridelm.model.adapter import Adapter, check_base, load_adapter, save_adapter
 from stridelm.model.draft_layers import load_layers
-from stridelm.model.load import Checkpoint, folder_of, load_checkpoint
+from stridelm.model.load import Checkpoint, folder_of, load_checkpoint, read_generation_config
 from stridelm.model.mask_vocabulary import add_mask_tokens
-from stridelm.model.store import read_generation_config, save_smallest
+from stridelm.model.store import save_smallest
 from stridelm.model.ungated import merge
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings

@@ -14,6 +14,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -228,6 +229,20 @@ def read_folder(folder: Path) -> Parts:
         raise InputError(f"{folder}: its config or tokenizer cannot be read ({reason})") from error
     eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
     return config, read_weights(files), tokenizer, eos_ids
+
+
+def read_generation_config(folder: Path) -> GenerationConfig | None:
+    """How a folder wants its answers generated; None where it does not say."""
+    if not (folder / "generation_config.json").is_file():
+        return None
+    try:
+        with _quiet():
+            config = GenerationConfig.from_pretrained(folder)
+            config.validate(strict=True)  # as transformers asks before it writes one
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{folder}: generation_config.json is not valid ({reason}): mend or delete it") from error
+    return config
 
 
 def _generation_eos(folder: Path) -> frozenset[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.params import InputError
 
@@ -60,18 +60,6 @@ def as_dtype(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, 
     for tensor in weights.values():
         converted.setdefault(tensor.data_ptr(), tensor.to(dtype))
     return {name: converted[tensor.data_ptr()] for name, tensor in weights.items()}
-
-
-def read_generation_config(folder: Path) -> GenerationConfig | None:
-    """How a folder wants its answers generated; None where it does not say."""
-    if not (folder / "generation_config.json").is_file():
-        return None
-    try:
-        config = GenerationConfig.from_pretrained(folder)
-        config.validate(strict=True)  # as transformers asks before it writes one
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{folder}: generation_config.json is not valid ({error}): mend or delete it") from error
-    return config
 
 
 @contextmanager

@@ -15,11 +15,12 @@ A row sees its ancestors and nothing else, and a gated adapter touches mask rows
 the model says, and every token is drawn from that, in order, as plain decoding draws it; drafts decide only how many of
 these draws one forward serves.
 
-Shape letters: R real rows, M mask rows, D depths of a chain, C model width, V vocabulary, S state of the sequential head.
+Shape letters: R real rows, M mask rows, D depths of a chain, C model width, V vocabulary, S state of the head,
+N candidates.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,14 +30,17 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.generation import GenerateDecoderOnlyOutput, StopStringCriteria, StoppingCriteriaList
-from transformers.utils import cached_file
+from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.utils.hub import cached_file
 
-MASKS = 6
-"""The longest chain of masks that is run: deeper drafts seldom count."""
-WORTH_A_DRAFT = 0.25
-"""A draft is run if it is accepted with this probability, as far as the masks themselves can tell."""
-WORTH_MASKS = 0.15
+# Where a forward over ten rows costs twice that over one, as on a CPU, more of either would not pay; on a GPU it would
+# bring little.
+MASKS = 3
+"""The longest chain of masks that is run, and so the most drafts of a step."""
+WORTH_A_DRAFT = 0.05
+"""A draft is run if it is accepted with this probability, as far as the masks themselves can tell; they are modest."""
+WORTH_MASKS = 0.12
 """Masks hang off a row if the accepted path ends there with this probability."""
 CANDIDATES = 64
 """The sequential head chooses among so many tokens of a mask row."""
@@ -79,12 +83,15 @@ def _decode(
             # Drafts behind the last token that may still be written would be for nothing.
             block = _plan(drafts[: generation_config.max_length - text.length - 1])
             logits_RV = drafter.forward(model, cache, [text.newest, *block.drafts], block.anchors)
-            for row, draft in enumerate([*block.drafts, None]):
-                text.draw(logits_RV[row][None])
+            accepted = 0
+            for draft in (*block.drafts, None):
+                text.draw(logits_RV[accepted][None])
                 if text.is_finished or text.newest != draft:
                     break
-            cache.crop(-(block.rows(drafter.masks) - row - 1))
-            drafts = drafter.propose(model, block.anchors.index(row), text.newest) if row in block.anchors else []
+                accepted += 1
+            cache.crop(-(block.rows(drafter.masks) - 1 - accepted))
+            has_masks = accepted in block.anchors
+            drafts = drafter.propose(model, block.anchors.index(accepted), text.newest) if has_masks else []
     return text.result(cache)
 
 
@@ -125,9 +132,8 @@ class _Text:
             self.streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
-        return GenerateDecoderOnlyOutput(
-            sequences=self.ids, scores=self.scores, logits=self.logits, past_key_values=cache
-        )
+        fields: dict[str, Any] = {"sequences": self.ids, "scores": self.scores, "logits": self.logits}
+        return GenerateDecoderOnlyOutput(**fields, past_key_values=cache)
 
 
 class _Block:
@@ -162,16 +168,13 @@ class _Drafter:
         self.mask_embedding_DC = mask_embedding_DC[:MASKS].to(model.device, model.dtype)
         self.masks = len(self.mask_embedding_DC)
         self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        for name in tensors:
-            target = name.removesuffix(".down")
-            if target != name:
-                place = model.get_submodule(target).weight.device
-                self.low_rank[target] = tuple(
-                    tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up")
-                )
-        prefix = "sequential_head."
+        for target in (name.removesuffix(".down") for name in tensors if name.endswith(".down")):
+            place = model.get_submodule(target).weight.device
+            down, up = (tensors[f"{target}.{factor}"].to(place, model.dtype) for factor in ("down", "up"))
+            self.low_rank[target] = down, up
+        prefix, place = "sequential_head.", model.get_output_embeddings().weight.device
         self.head = {
-            name.removeprefix(prefix): tensor.to(model.device, torch.float32)
+            name.removeprefix(prefix): tensor.to(place, torch.float32)
             for name, tensor in tensors.items()
             if name.startswith(prefix)
         }
@@ -230,8 +233,8 @@ class _Drafter:
     def propose(self, model: Any, chain: int, newest: int) -> list[tuple[int, float]]:
         """Drafts from a chain of masks of the last forward, for what follows the newest token; each with the
         probability that the masks give it."""
-        hidden_DC = self.hidden_MC[chain * self.masks : (chain + 1) * self.masks]
-        output = model.get_output_embeddings()
+        output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        hidden_DC = self.hidden_MC[chain * self.masks : (chain + 1) * self.masks].to(output.weight.device)
         logits_DV = output(hidden_DC).float()
         if not self.head:
             best = logits_DV.softmax(dim=-1).max(dim=-1)
@@ -240,8 +243,8 @@ class _Drafter:
         state_S = hidden_DC.new_zeros(self.head["carry.weight"].shape[1], dtype=torch.float32)
         drafts: list[tuple[int, float]] = []
         for hidden_C, logits_N, tokens_N in zip(hidden_DC.float(), *best_DN, strict=True):
-            before_C = model.get_input_embeddings()(torch.tensor(newest, device=model.device)).float()
-            moved_C, state_S = self._read(hidden_C, before_C, state_S)
+            before_C = embedding(torch.tensor(newest, device=model.device)).float()
+            moved_C, state_S = self._read(hidden_C, before_C.to(state_S.device), state_S)
             probabilities_N = (logits_N + output.weight[tokens_N].float() @ moved_C).softmax(dim=-1)
             choice = int(probabilities_N.argmax())
             newest = int(tokens_N[choice])
@@ -271,14 +274,12 @@ def _drafter(model: Any) -> _Drafter:
 
 def _read_drafter(model: Any) -> _Drafter:
     """The gated adapter beside this script in the model's own folder, or the masks that its config names."""
-    find: Callable[[str], str | None] = partial(
-        cached_file,
-        model.name_or_path,
-        subfolder="custom_generate",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    settings = find("adapter.json")
+
+    def find(name: str) -> Any:
+        quietly = {f"_raise_exceptions_for_{each}": False for each in ("missing_entries", "connection_errors")}
+        return cached_file(model.name_or_path, name, subfolder="custom_generate", **quietly)
+
+    settings = find("adapter.json") if model.name_or_path else None
     if settings is not None:
         with open(settings, encoding="utf-8") as file:
             shards = json.load(file)["shards"]
@@ -298,48 +299,30 @@ def _read_drafter(model: Any) -> _Drafter:
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
-    """What cannot be done here, by name."""
-
-    def refuse(is_so: Any, what: str, remedy: str) -> None:
-        if is_so:
-            raise ValueError(f"{what} is not done by this custom_generate: {remedy}")
-
-    mode = config.get_generation_mode().value
-    refuse(mode not in ("greedy_search", "sample"), f"decoding by {mode}", "leave out the options that ask for it")
-    refuse(len(input_ids) != 1, f"a batch of {len(input_ids)} texts", "give one prompt, and ask for one answer")
-    refuse(model_kwargs.get("attention_mask") is not None, "padding", "give the prompt without it")
-    refuse(
-        config.output_attentions or config.output_hidden_states,
-        "output of attentions or hidden states",
-        "ask plain generate",
-    )
-    refuse(config.prefill_chunk_size is not None, "prefill_chunk_size", "leave it out")
-    refuse(config.guidance_scale not in (None, 1), "guidance_scale", "leave it out")
-    attention = model.config._attn_implementation
-    refuse(
-        attention not in ("eager", "sdpa"),
-        f"attention by {attention}",
-        "load the model with attn_implementation='sdpa'",
-    )
-    refuse(not config.use_cache, "use_cache=False", "leave it out")
-    cache = model_kwargs["past_key_values"]
-    refuse(
-        type(cache) is not DynamicCache,
-        f"a {type(cache).__name__}",
-        "leave out cache_implementation and past_key_values",
-    )
-    refuse(cache.get_seq_length(), "a cache that holds something already", "leave out past_key_values")
-    kinds = {type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer}
-    refuse(
-        kinds,
-        f"a model that keeps {', '.join(sorted(kinds))}",
-        "sliding windows and recurrent layers are for plain generate",
-    )
-    ropes = str(getattr(model.config.get_text_config(), "rope_parameters", None))
-    refuse("dynamic" in ropes or "longrope" in ropes, "positions that change with the length", "use plain generate")
-    positions = model_kwargs.get("position_ids")
-    plain = positions is None or torch.equal(positions[0], torch.arange(input_ids.shape[1], device=positions.device))
-    refuse(not plain, "position_ids of your own", "leave them out")
+    """What cannot be done here, by name and with what to do instead."""
+    mode, attention = config.get_generation_mode().value, model.config._attn_implementation
+    cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
+    layers = {type(layer).__name__ for layer in getattr(cache, "layers", ()) if type(layer) is not DynamicLayer}
+    rotary = str(getattr(model.config.get_text_config(), "rope_parameters", None))
+    counted = torch.arange(input_ids.shape[1], device=input_ids.device)
     known = {"attention_mask", "past_key_values", "position_ids", "use_cache", "logits_to_keep"}
-    more = sorted(name for name, value in model_kwargs.items() if value is not None and name not in known)
-    refuse(more, ", ".join(more), "leave it out")
+    others = sorted(name for name, value in model_kwargs.items() if value is not None and name not in known)
+    reasons = (
+        (mode not in ("greedy_search", "sample"), f"{mode}: leave out the options that ask for it"),
+        (len(input_ids) != 1, f"a batch of {len(input_ids)} texts: give one prompt, and ask for one answer"),
+        (model_kwargs.get("attention_mask") is not None, "padding: give the prompt without it"),
+        (config.output_attentions or config.output_hidden_states, "output of attentions or hidden states"),
+        (config.prefill_chunk_size is not None, "prefill_chunk_size: leave it out"),
+        (config.guidance_scale not in (None, 1), "guidance_scale: leave it out"),
+        (attention not in ("eager", "sdpa"), f"attention by {attention}: load with attn_implementation='sdpa'"),
+        (not config.use_cache, "use_cache=False: leave it out"),
+        (type(cache) is not DynamicCache, f"a {type(cache).__name__}: leave out what asks for it"),
+        (cache and cache.get_seq_length(), "a cache that holds something already: leave out past_key_values"),
+        (layers, f"sliding windows or recurrent layers ({', '.join(layers)}): use plain generate"),
+        ("dynamic" in rotary or "longrope" in rotary, "positions that change with the length: use plain generate"),
+        (positions is not None and not torch.equal(positions[0], counted), "position_ids of your own: leave them out"),
+        (others, f"{', '.join(others)}: leave that out"),
+    )
+    for is_so, reason in reasons:
+        if is_so:
+            raise ValueError(f"this custom_generate does not do {reason}")
