@@ -18,6 +18,7 @@ from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
 from custom_generate_tables import custom_generate  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
+from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from quick_tables import quick  # noqa: E402
 from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
@@ -29,6 +30,7 @@ FILES = (
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",
+    ROOT / "docs" / "engines.md",
     ROOT / "docs" / "engines-transformers.part.md",
     ROOT / "docs" / "scale.md",
     ROOT / "README.md",
@@ -224,6 +226,7 @@ TABLES = {
     "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
+    "llama.cpp": llama_cpp, "noise rows": noise_rows,
 }  # fmt: skip
 
 

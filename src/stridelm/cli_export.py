@@ -15,6 +15,15 @@ class ExportFormat(StrEnum):
 
     HF = "hf"
     VLLM = "vllm"
+    GGUF = "gguf"
+    PEFT = "peft"
+
+
+class ExportStorage(StrEnum):
+    """How a GGUF file keeps its numbers."""
+
+    EXACT = "exact"
+    Q8_0 = "q8_0"
 
 
 class ExportPart(StrEnum):
@@ -27,7 +36,12 @@ class ExportPart(StrEnum):
 def export(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="What to make; it must not be there yet.")],
     to: Annotated[
-        ExportFormat, typer.Option("--to", help="hf: a Hugging Face folder, for transformers; vllm: folders for vLLM.")
+        ExportFormat,
+        typer.Option(
+            "--to",
+            help="hf: a Hugging Face folder, for transformers; vllm: folders for vLLM; gguf: a file for llama.cpp; "
+            "peft: the conversion as a LoRA for drafts, for SGLang's UNO.",
+        ),
     ],
     part: Annotated[
         ExportPart,
@@ -54,6 +68,13 @@ def export(
             "built-in model's own.",
         ),
     ] = None,
+    storage: Annotated[
+        ExportStorage | None,
+        typer.Option(
+            "--storage",
+            help="With --to gguf: exact, which loses nothing and is the default, or q8_0, rounded to 8 bits.",
+        ),
+    ] = None,
 ) -> None:
     """Hand a model over to other engines, as files that need nothing of ours.
 
@@ -62,7 +83,13 @@ def export(
     stridelm export --model smollm2 --to vllm smollm2-vllm
     stridelm export --model Qwen/Qwen3-4B --adapter runs/qwen --to hf qwen-hf
     stridelm export --model Qwen/Qwen3-4B --part draft --draft-model runs/draft --to hf qwen-draft
+    stridelm export --model smollm2 --part draft --to gguf draft.gguf
+    stridelm export --model smollm2 --to peft smollm2-lora
     """
     from stridelm import export_command
 
-    export_command.run(export_command.Request(path, to.value, part.value, model, adapter, draft_model))
+    export_command.run(
+        export_command.Request(
+            path, to.value, part.value, model, adapter, draft_model, storage.value if storage else None
+        )
+    )

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from stridelm.interop.gguf_file import Storage, write_gguf
 from stridelm.interop.hf_folder import (
     add_custom_generate,
     load_adapter_of,
@@ -16,13 +18,18 @@ from stridelm.interop.hf_folder import (
     write_merged,
     write_plain,
 )
+from stridelm.interop.peft_folder import write_peft
 from stridelm.interop.vllm_folder import write_full, write_gated, write_ungated
 from stridelm.model.adapter import Adapter
-from stridelm.model.draft_layers import is_draft
+from stridelm.model.draft_layers import is_draft, load_layers
 from stridelm.model.load import Checkpoint
 from stridelm.model.mask_token import own_masks
 from stridelm.model.preview import adapter_folder, own_draft
+from stridelm.model.ungated import merge
 from stridelm.params import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Request:
     model: str
     adapter: str | None
     draft_model: Path | None
+    storage: Storage | None = None
 
 
 def run(request: Request) -> None:
@@ -44,6 +52,8 @@ def run(request: Request) -> None:
         raise InputError("--adapter is the model's conversion and does not go with --part draft: leave one of them out")
     if request.part == "model" and request.draft_model is not None:
         raise InputError("--draft-model is exported by --part draft: add that, or leave --draft-model out")
+    if request.to != "gguf" and request.storage is not None:
+        raise InputError("--storage is for GGUF files: add --to gguf, or leave --storage out")
     match request.to, request.part:
         case "hf", "model":
             _model_for_transformers(request)
@@ -51,6 +61,12 @@ def run(request: Request) -> None:
             _draft_for_transformers(request)
         case "vllm", "model":
             _model_for_vllm(request)
+        case "gguf", "model":
+            _model_for_llama_cpp(request)
+        case "gguf", "draft":
+            _draft_for_llama_cpp(request)
+        case "peft", "model":
+            _lora_for_sglang(request)
         case _:
             raise InputError(f"--to {request.to} does not go with --part {request.part}")
 
@@ -114,8 +130,8 @@ def _model_for_vllm(request: Request) -> None:
     )
 
 
-def _draft_for_transformers(request: Request) -> None:
-    out, draft_folder = request.out, request.draft_model or own_draft(request.model)
+def _draft_folder(request: Request) -> Path:
+    draft_folder = request.draft_model or own_draft(request.model)
     if draft_folder is None:
         raise InputError(
             f"{request.model} has no draft model of its own: give one with --draft-model, or make one with "
@@ -126,6 +142,11 @@ def _draft_for_transformers(request: Request) -> None:
             f"{draft_folder}: no draft.json there, so `stridelm train --mode draft` did not make it. A whole model "
             "needs no export: give it to other engines as it is"
         )
+    return draft_folder
+
+
+def _draft_for_transformers(request: Request) -> None:
+    out, draft_folder = request.out, _draft_folder(request)
     base = load_base(request.model)
     with made_whole(out) as folder:
         layers, dtype = write_draft(base, draft_folder, folder)
@@ -136,6 +157,67 @@ def _draft_for_transformers(request: Request) -> None:
         f"    assistant = AutoModelForCausalLM.from_pretrained({str(out)!r})\n"
         "    model.generate(**inputs, assistant_model=assistant)"
     )
+
+
+def _model_for_llama_cpp(request: Request) -> None:
+    """The model that the conversion verifies by: itself, or, of an adapter without a gate, the two merged."""
+    base, what = load_base(request.model), ""
+    adapter_at = None if request.adapter is None else adapter_folder(request.model, request.adapter)
+    if adapter_at is not None:
+        adapter = load_adapter_of(base, adapter_at)
+        if adapter.is_gated:
+            raise InputError(
+                f"{request.adapter} is a gated adapter: it speaks for mask rows only, which llama.cpp does not have. "
+                "Leave --adapter out to export the model itself, and export a draft model with --part draft"
+            )
+        merge(base.network, adapter)
+        what = f" merged with {request.adapter}"
+    _write_gguf(request, base, base.network)
+    out = request.out
+    print(
+        f"{out}: {request.model}{what}, {out.stat().st_size / 1e6:,.1f} MB\n"
+        f"With llama.cpp, one token at a time:\n    llama-server -m {out}"
+    )
+
+
+def _draft_for_llama_cpp(request: Request) -> None:
+    out, draft_folder = request.out, _draft_folder(request)
+    base = load_base(request.model)
+    network = load_layers(draft_folder, base)
+    _write_gguf(request, base, network)
+    layers, of = (each.config.get_text_config().num_hidden_layers for each in (network, base.network))
+    print(
+        f"{out}: {layers} of {of} layers, embeddings and tokenizer of {request.model}, "
+        f"{out.stat().st_size / 1e6:,.1f} MB\n"
+        "With llama.cpp, which checks every draft:\n"
+        f"    llama-server -m MODEL.gguf --spec-type draft-simple --spec-draft-model {out} --spec-draft-n-max 2"
+    )
+
+
+def _lora_for_sglang(request: Request) -> None:
+    out, adapter_at = request.out, adapter_folder(request.model, request.adapter)
+    if adapter_at is None:
+        raise InputError(
+            f"{request.model} has no adapter of its own: give one with --adapter, or make one with `stridelm train "
+            f"--model {request.model}`"
+        )
+    base = load_base(request.model)
+    adapter = load_adapter_of(base, adapter_at)
+    with made_whole(out) as folder:
+        write_peft(adapter, request.model, folder)
+    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
+    print(
+        f"{out}: the low-rank parts of {adapter_at}, {size:,.1f} MB. For drafts only: as an ordinary LoRA it would "
+        "change what the model says\n"
+        "With SGLang, beside the model as a Hugging Face folder:\n"
+        f"    sglang serve --model-path MODEL --speculative-algorithm UNO --uno-lora-path {out} "
+        f"--speculative-num-draft-tokens {adapter.config.k} --attention-backend fa3"
+    )
+
+
+def _write_gguf(request: Request, base: Checkpoint, network: "PreTrainedModel") -> None:
+    name = f"{request.model} {request.part}"
+    write_gguf(request.out, network, base.tokenizer, base.eos_ids, name=name, storage=request.storage or "exact")
 
 
 def _size(out: Path, dtype: torch.dtype | None = None) -> str:

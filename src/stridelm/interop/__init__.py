@@ -1,0 +1,1 @@
+"""What other engines read: StrideLM's models written in their formats."""

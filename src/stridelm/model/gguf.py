@@ -27,7 +27,7 @@ _CONFIGS: dict[str, type[LlamaConfig | Qwen2Config | Qwen3Config]] = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
-_TENSORS = {
+TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -43,7 +43,7 @@ _TENSORS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-
+"""What llama.cpp and transformers call the same tensor."""
 
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 _LONGEST_ARRAY = 2**22
@@ -174,7 +174,7 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> PreTraine
 def _name_and_heads(path: Path, config: PreTrainedConfig, tensor: str) -> tuple[str, int | None]:
     """What transformers calls a tensor, and how many heads its rows are those of, if they have to be reordered."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor)
-    if not match or match[2] not in _TENSORS:
+    if not match or match[2] not in TENSORS:
         raise InputError(
             f"{path}: the tensor {tensor!r} is not known for {config.model_type}: use the model's Hugging Face folder "
             "instead"
@@ -184,7 +184,7 @@ def _name_and_heads(path: Path, config: PreTrainedConfig, tensor: str) -> tuple[
     if config.model_type == "llama" and kind in ("attn_q", "attn_k"):
         heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
     prefix = f"model.layers.{layer}." if layer is not None else ""
-    return f"{prefix}{_TENSORS[kind]}.{part}", heads
+    return f"{prefix}{TENSORS[kind]}.{part}", heads
 
 
 def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> tuple[str, torch.Tensor]:

@@ -14,8 +14,9 @@ from stridelm.params import InputError
 
 _CONTROL, _USER_DEFINED = 3, 4
 # Contractions are spelt out: `(?i:...)` would also match letters that llama.cpp does not fold, such as the long s.
+CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _WORDS = (
-    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER"
+    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
@@ -29,8 +30,9 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
-    table = {
+def pre_tokenizers_by_name() -> dict[str, pre_tokenizers.PreTokenizer]:
+    """llama.cpp's ways to cut a text into words, those that are known here."""
+    return {
         "smollm": pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         ),
@@ -38,6 +40,10 @@ def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
         "qwen2": _split(_WORDS.replace("NUMBER", r"\p{N}")),
         "llama-bpe": _split(_WORDS.replace("NUMBER", r"\p{N}{1,3}")),
     }
+
+
+def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
+    table = pre_tokenizers_by_name()
     if name not in table:
         raise InputError(
             f"{path}: the pre-tokenizer {name!r} is not known ({', '.join(table)} are), and guessing it would give "

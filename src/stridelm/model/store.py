@@ -35,7 +35,8 @@ def save_network(
     assert network.generation_config is not None
     network.generation_config.eos_token_id = sorted(eos_ids) or None
     with _writing(folder):
-        network.save_pretrained(folder, state_dict=weights)
+        # A copy: transformers takes out what it has written, unless it read the network from a folder itself.
+        network.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         if weights is not None:  # transformers writes the network's own type
             network.config.dtype = next(iter(weights.values())).dtype
             network.config.save_pretrained(folder)
