@@ -108,7 +108,7 @@ def test_the_text_is_vllms_own_and_acceptance_is_our_engines(
     folder = builtin_adapter() if path == "gated" else builtin_ungated()
     assert folder is not None
     k = len(drafts.accepted)
-    drafter, tally = two_pass.Drafter(base, folder), two_pass.Tally()
+    drafter, tally = two_pass.Drafter(base, folder, k), two_pass.Tally()
     for answer in two_pass.answers_of(base, questions, COUNT, MAX_TOKENS, k):
         if answer.last > answer.first:
             ways = drafter(answer)
@@ -159,7 +159,7 @@ def test_drafts_are_our_engines_one_by_one(family: str, tiny_folder: Callable[..
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     target = load_checkpoint(str(folder), LoadSettings(device="cpu"), trainable=True)
-    drafter = two_pass.Drafter(target, tmp_path / "adapter")
+    drafter = two_pass.Drafter(target, tmp_path / "adapter", 4)
     for prompt, found in zip(asked, json.loads(done.stdout), strict=True):
         plainly = found["plain"]
         assert found["drafted"] == plainly

@@ -28,7 +28,8 @@ def main(folder: str, drafts: int, prompts: list[list[int]]) -> list[dict[str, A
     from stridelm.interop.vllm_plugin.proposer import GatedProposer
 
     seen: list[Any] = []
-    propose = GatedProposer.propose
+    proposer: Any = GatedProposer
+    propose = proposer.propose
 
     def watched(self: Any, **arguments: Any) -> Any:
         result = propose(self, **arguments)
@@ -39,7 +40,7 @@ def main(folder: str, drafts: int, prompts: list[list[int]]) -> list[dict[str, A
         seen.extend(zip(places, arguments["next_token_ids"].tolist(), result.tolist(), strict=True))
         return result
 
-    GatedProposer.propose = watched
+    proposer.propose = watched
     speculative = {
         "method": "draft_model",
         "model": f"{folder}/drafter",
