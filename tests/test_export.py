@@ -182,6 +182,15 @@ def test_a_merged_model_names_its_masks_and_never_says_one(
     assert merged.generation_config.suppress_tokens == [257, 258, 259]
 
 
+@pytest.mark.parametrize("ids", [[257, 999], "257", [257.0]])
+def test_masks_that_are_no_tokens_are_refused(ids: object, call: Call, tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base", mask_token_id=257)
+    file = base / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token_ids": ids}))
+    refused = call("export", "--model", base, "--to", "hf", tmp_path / "out")
+    assert_refused(refused, str(base), "mask_token_ids", repr(ids), "0 to 259")
+
+
 def test_settings_for_generating_go_along(call: Call, tmp_path: Path) -> None:
     base = save_tiny(tmp_path / "base")
     file = base / "generation_config.json"

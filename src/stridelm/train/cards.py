@@ -63,7 +63,7 @@ def draft_card(config: DraftConfig) -> str:
     return f"""# A StrideLM draft model for {config.base}
 
 The first {config.layers} layers of {config.base}, distilled; embedding and output matrix are the base model's own and
-not stored here. What it proposes is verified: the answers do not change. `stridelm export --part draft` makes a folder of
-it that stands alone, for transformers' `assistant_model`.
+not stored here. What it proposes is verified: the answers do not change. `stridelm export --part draft` makes a
+folder of it that stands alone, for transformers' `assistant_model`.
 
 - Format: see `draft.json`."""

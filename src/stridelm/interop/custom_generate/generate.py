@@ -165,7 +165,7 @@ class _Drafter:
     and a sequential head, which reads the tokens that the masks could not see."""
 
     def __init__(self, model: Any, mask_embedding_DC: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
-        self.mask_embedding_DC = mask_embedding_DC[:MASKS].to(model.device, model.dtype)
+        self.mask_embedding_DC = mask_embedding_DC[:MASKS].detach().to(model.device, model.dtype)
         self.masks = len(self.mask_embedding_DC)
         self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for target in (name.removesuffix(".down") for name in tensors if name.endswith(".down")):
