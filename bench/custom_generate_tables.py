@@ -19,12 +19,11 @@ def custom_generate() -> str:
                 f"| {kind} | {NAMES[subject]} | {part['tokens_per_step']:.2f} | {part['speed_up']:.2f}x "
                 f"({part['slowest']:.2f} to {part['fastest']:.2f}) | {part['identical']} of {part['answers']} |"
             )
-    where, (before, after) = figures["machine"], figures["load"]
+    where, (before, after), rounds = figures["machine"], figures["load"], figures["rounds"]
     lines.append(
-        f"\nThe built-in model, float32, greedy, up to {figures['tokens']} tokens, {figures['rounds']} interleaved "
-        f"rounds; medians, and the slowest and fastest answer. {where['processor']}, {where['threads']} "
-        f"{'thread' if where['threads'] == 1 else 'threads'}, transformers {where['transformers']}, {where['date']}; "
-        f"load average {before:.1f} before and {after:.1f} after, so other programs ran beside it where that is above "
-        "the number of threads."
+        f"\nThe built-in model, float32, greedy, up to {figures['tokens']} tokens, interleaved, rounds: {rounds}; medians, "
+        f"and the slowest and fastest answer. {where['processor']}, threads: {where['threads']}, transformers "
+        f"{where['transformers']}, {where['date']}; load average {before:.1f} before and {after:.1f} after, which is above "
+        "the number of threads where other programs ran beside it."
     )
     return "\n".join(lines)

@@ -1,6 +1,8 @@
 """`stridelm export --to peft` and `--to gguf`: what the commands write, and what they refuse."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,26 @@ import torch
 from safetensors.torch import load_file
 
 from command_line import Call, assert_refused
+from stridelm import export_command
 from stridelm.model.adapter import save_adapter
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.ungated import merge
 from stridelm.settings import LoadSettings
 from test_gguf_file import kinds_of, network_of, tokenizer_of
 from tiny import random_adapter
+
+PAGE = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
+COMMANDS = re.findall(r"^    stridelm (export .*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_page_are_understood(command: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for llama.cpp are run by test_llama_cpp.py."""
+    asked: list[export_command.Request] = []
+    monkeypatch.setattr(export_command, "run", asked.append)
+    run = call(*shlex.split(command))
+    assert (run.status, run.err) == (0, "")
+    assert str(asked[0].out) == command.split()[-1]
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def answers(arguments: list[str], **more: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("draft")
-def test_a_draft_speeds_nothing_up_or_down_in_the_text() -> None:
+def test_a_draft_changes_nothing_in_the_text() -> None:
     """The page's two commands, with ten questions: the same tokens, up to near-ties, which are few."""
     plain, drafted = documented("llama-server")
     expected = list(answers(plain, n_probs=2, post_sampling_probs=False))
