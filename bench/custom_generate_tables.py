@@ -21,9 +21,9 @@ def custom_generate() -> str:
             )
     where, (before, after), rounds = figures["machine"], figures["load"], figures["rounds"]
     lines.append(
-        f"\nThe built-in model, float32, greedy, up to {figures['tokens']} tokens, interleaved, rounds: {rounds}; medians, "
-        f"and the slowest and fastest answer. {where['processor']}, threads: {where['threads']}, transformers "
-        f"{where['transformers']}, {where['date']}; load average {before:.1f} before and {after:.1f} after, which is above "
-        "the number of threads where other programs ran beside it."
+        f"\nThe built-in model, float32, greedy, up to {figures['tokens']} tokens, interleaved, rounds: {rounds}; "
+        f"medians, and the slowest and fastest answer. {where['processor']}, threads: {where['threads']}, transformers "
+        f"{where['transformers']}, {where['date']}; load average {before:.1f} before and {after:.1f} after, which is "
+        "above the number of threads where other programs ran beside it."
     )
     return "\n".join(lines)
