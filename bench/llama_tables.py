@@ -34,8 +34,8 @@ def llama_cpp() -> str:
     )
     lines.append(
         f"\nThe built-in model's own 4-bit file, the draft in 8 bits, greedy, up to {figures['tokens']} tokens, "
-        f"{figures['rounds']} interleaved rounds; medians. {where['engine']}, {where['processor']}, {where['threads']} "
-        f"threads, {where['date']}.{busy}"
+        f"{figures['rounds']} interleaved rounds; medians. {where['engine']}, {where['processor']}, "
+        f"threads: {where['threads']}, {where['date']}.{busy}"
     )
     return "\n".join(lines)
 
