@@ -15,6 +15,7 @@ import shlex
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -96,19 +97,21 @@ class Server:
 
 @contextmanager
 def serving(command: str) -> Iterator[Server]:
-    """Run a command `vllm serve ...` as it stands, with what a CPU needs."""
-    program, *arguments = shlex.split(command)
-    assert program == "vllm"
+    """Run a command `vllm serve MODEL ...`, with what a CPU needs. Of vLLM's build for CPUs the program `vllm` fails, as
+    it looks for a package of that name; the module behind it does the same."""
+    program, verb, model, *arguments = shlex.split(command)
+    assert (program, verb) == ("vllm", "serve")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    whole = [str(VENV / "bin" / program), *arguments, *ON_A_CPU, "--host", "127.0.0.1", "--port", str(port)]
+    whole = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    whole += [*arguments, *ON_A_CPU, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(whole, stdout=log, stderr=log, env=os.environ | ENVIRONMENT, start_new_session=True)
         address = f"http://127.0.0.1:{port}"
         try:
             _wait(process, address, log)
-            yield Server(address, arguments[1], process.pid)
+            yield Server(address, model, process.pid)
         finally:
             process.terminate()
             try:
@@ -139,9 +142,8 @@ def messages_of(file: Path, count: int) -> list[list[dict[str, Any]]]:
 
 def export(folder: Path, *options: str) -> str:
     """`stridelm export --to vllm`; the command that it prints."""
-    done = subprocess.run(
-        ["stridelm", "export", "--to", "vllm", *options, str(folder)], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "stridelm", "export", "--to", "vllm", *options, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.strip().splitlines()[-1].strip()
 
 

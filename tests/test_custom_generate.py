@@ -313,15 +313,16 @@ def test_an_exported_folder_is_read_by_stridelm_too(kind: str, exported: Exporte
     assert [*model.encode("abc", raw=True), *result.token_ids] == expected[0].tolist()
 
 
-DOC = Path(__file__).parent.parent / "docs" / "engines-transformers.part.md"
+ENGINES = Path(__file__).parent.parent / "docs" / "engines.md"
 
 
 @pytest.mark.slow
 def test_what_the_docs_say_of_the_built_in_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = [line.split()[1:] for line in DOC.read_text().splitlines() if line.startswith("    stridelm export")]
+    section = ENGINES.read_text().split("## transformers\n")[1].split("\n## ")[0]
+    commands = [line.split()[1:] for line in section.splitlines() if line.startswith("    stridelm export")]
     assert [call(*command).status for command in commands] == [0, 0]
-    (example,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
 

@@ -5,6 +5,8 @@ minute, so the tests of one path share one.
 """
 
 import json
+import re
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(not (VENV / "bin" / "vllm").exists(), reason="vLLM's environment is not here: make vllm"),
 ]
 
+ENGINES = Path(__file__).parent.parent / "docs" / "engines.md"
 COUNT = 50
 MAX_TOKENS = 64
 NEAR = 1e-3
@@ -55,11 +58,19 @@ def base() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the page shows, made and printed here."""
     folder = tmp_path_factory.mktemp("vllm")
-    return {
-        "gated": export(folder / "gated"),
-        "ungated": export(folder / "ungated", "--adapter", "smollm2-ungated"),
-    }
+    section = ENGINES.read_text().split("## vLLM\n")[1].split("\n## ")[0]
+    shown = re.findall(r"^    (stridelm export .*)\n    (vllm serve .*\n .*)$", section, re.M)
+    assert len(shown) == 2
+    commands: list[str] = []
+    for exported, served in shown:
+        *options, name = exported.removeprefix("stridelm export --to vllm ").split()
+        commands.append(export(folder / name, *options))
+        assert shlex.split(commands[-1].replace(f"{folder}/", "")) == [
+            re.sub(r"\s+", " ", each) for each in shlex.split(served)
+        ]
+    return dict(zip(("gated", "ungated"), commands, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -181,6 +181,7 @@ def settings(**changes: object) -> Any:
         "parallel_drafting": True,
         "draft_sample_method": "greedy",
         "disable_padded_drafter_batch": False,
+        "num_speculative_tokens": 9,
         "use_v2_model_runner": False,
     } | changes
     both = SimpleNamespace(**values)
@@ -199,13 +200,14 @@ def settings(**changes: object) -> Any:
         ({"parallel_drafting": False}, "parallel_drafting is False"),
         ({"draft_sample_method": "probabilistic"}, "draft_sample_method is probabilistic"),
         ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
+        ({"num_speculative_tokens": 10}, "was trained for 9"),
         ({"disable_padded_drafter_batch": True}, "disable_padded_drafter_batch"),
     ],
 )
 def test_settings_that_were_never_tried_are_refused(change: dict[str, object], told: str) -> None:
-    check_settings(settings())
+    check_settings(settings(), 9)
     with pytest.raises(InputError, match=told):
-        check_settings(settings(**change))
+        check_settings(settings(**change), 9)
 
 
 def test_a_target_of_another_family_or_with_other_weights_is_refused(

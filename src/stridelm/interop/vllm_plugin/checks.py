@@ -12,8 +12,8 @@ FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3
 _ONE_CARD = "it runs on one card; for more of them export an ungated conversion, which stock vLLM can spread"
 
 
-def check_settings(vllm_config: Any) -> None:
-    """Refuse the settings that were never tried, before any weight is loaded."""
+def check_settings(vllm_config: Any, drafts: int) -> None:
+    """Refuse the settings that were never tried, before any weight is loaded. `drafts`: as many as were trained."""
     parallel = vllm_config.parallel_config
     speculative = vllm_config.speculative_config
     wrong = next(
@@ -34,6 +34,11 @@ def check_settings(vllm_config: Any) -> None:
     )
     if wrong is not None:
         raise InputError(f"StrideLM's gated drafter cannot run, because {wrong}")
+    if speculative.num_speculative_tokens > drafts:
+        raise InputError(
+            f"num_speculative_tokens is {speculative.num_speculative_tokens}, but the adapter was trained for {drafts}: "
+            "ask for no more than that"
+        )
     if speculative.disable_padded_drafter_batch:
         raise InputError("StrideLM's gated drafter cannot run with disable_padded_drafter_batch: leave it out")
 

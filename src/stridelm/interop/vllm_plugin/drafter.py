@@ -28,9 +28,9 @@ class GatedDrafter(nn.Module):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
-        check_settings(vllm_config)
         self.folder = Path(vllm_config.model_config.model)
         self.adapter = load_adapter(self.folder)
+        check_settings(vllm_config, self.adapter.config.k)
         self.chains = Chains()
 
     def load_weights(self, weights: Any) -> set[str]:
