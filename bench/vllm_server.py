@@ -97,8 +97,8 @@ class Server:
 
 @contextmanager
 def serving(command: str) -> Iterator[Server]:
-    """Run a command `vllm serve MODEL ...`, with what a CPU needs. Of vLLM's build for CPUs the program `vllm` fails, as
-    it looks for a package of that name; the module behind it does the same."""
+    """Run a command `vllm serve MODEL ...`, with what a CPU needs. In vLLM's build for CPUs the program `vllm` fails,
+    because it looks for a package of that name; the module behind it does the same."""
     program, verb, model, *arguments = shlex.split(command)
     assert (program, verb) == ("vllm", "serve")
     with socket.socket() as free:
