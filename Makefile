@@ -85,7 +85,7 @@ $(VLLM)/.ready: pyproject.toml
 vllm: $(VLLM)/.ready
 
 test-vllm: setup vllm
-	$(BIN)/python -m pytest -m slow -s tests/test_vllm.py
+	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/test_vllm.py
 
 test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'

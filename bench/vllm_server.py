@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import statistics
 import subprocess
@@ -57,6 +58,10 @@ class Drafts:
     def tokens_per_step(self) -> float:
         return 1 + sum(self.rates)
 
+    def since(self, before: "Drafts") -> "Drafts":
+        accepted = [each - was for each, was in zip(self.accepted, before.accepted, strict=True)]
+        return Drafts(self.steps - before.steps, accepted)
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -66,12 +71,15 @@ class Server:
 
     def ask(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         """The answer's tokens."""
+        return self.choices(messages, **options)[0]["token_ids"]
+
+    def choices(self, messages: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
         body = {"model": self.model, "messages": messages, "temperature": 0, "return_token_ids": True} | options
         request = urllib.request.Request(
             f"{self.address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
-            return json.load(reply)["choices"][0]["token_ids"]
+            return json.load(reply)["choices"]
 
     def ask_all(self, prompts: list[list[dict[str, Any]]], *, at_once: int = 1, **options: Any) -> list[list[int]]:
         with ThreadPoolExecutor(at_once) as pool:
@@ -113,11 +121,11 @@ def serving(command: str) -> Iterator[Server]:
             _wait(process, address, log)
             yield Server(address, model, process.pid)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
@@ -132,11 +140,13 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Any) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(1)
     log.seek(0)
-    raise RuntimeError(f"vLLM did not start:\n{log.read()[-6000:]}")
+    raise RuntimeError(f"vLLM did not start:\n{log.read()[-30000:]}")
 
 
 def messages_of(file: Path, count: int) -> list[list[dict[str, Any]]]:
-    prompts = [line.prompt for line in read_prompts(file)[:count]]
+    """So many prompts from all over a file: files are sorted by kind."""
+    lines = read_prompts(file)
+    prompts = [line.prompt for line in lines[:: max(1, len(lines) // count)][:count]]
     return [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
 
 
@@ -210,9 +220,7 @@ def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespa
                     answers[key] = server.ask_all(messages_of(file, options.count), max_tokens=options.max_tokens)
                     seconds = time.perf_counter() - start
                     rates.setdefault(key, []).append(sum(map(len, answers[key])) / seconds)
-                    after = server.drafts()
-                    accepted = [each - was for each, was in zip(after.accepted, before.accepted, strict=True)]
-                    steps[key] = Drafts(after.steps - before.steps, accepted)
+                    steps[key] = server.drafts().since(before)
                     print(f"{name}, {file.stem}: {rates[key][-1]:.1f} tokens/s", flush=True)
                 memory[name] = server.megabytes()
     usual = {prompts: statistics.median(rates["plain", prompts]) for name, prompts in rates if name == "plain"}

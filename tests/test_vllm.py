@@ -5,25 +5,31 @@ minute, so the tests of one path share one.
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import two_pass
 from stridelm.interop.hf_folder import load_base, write_plain
-from stridelm.interop.vllm_folder import write_gated
-from stridelm.model.adapter import save_adapter
+from stridelm.interop.vllm_folder import write_full, write_gated, write_ungated
+from stridelm.model.adapter import MASK_EMBEDDING, save_adapter
 from stridelm.model.builtin import builtin_adapter, builtin_ungated
 from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.model.passes import ChainPass
+from stridelm.model.processor import processor_entry
+from stridelm.model.student import read_texts
 from stridelm.settings import LoadSettings
-from tiny import load_tiny, random_adapter
+from tiny import load_tiny, plain_network, random_adapter
 from vllm_server import BENCH, VENV, Server, export, messages_of, plain, serving
 
 pytestmark = [
@@ -87,13 +93,18 @@ def served(request: pytest.FixtureRequest, commands: dict[str, str]) -> Iterator
 
 
 @torch.no_grad()
-def gap(base: Checkpoint, messages: list[dict[str, Any]], answer: list[int]) -> float:
-    """Between the two best tokens after this beginning of an answer."""
+def logits_after(base: Checkpoint, messages: list[dict[str, Any]], answer: list[int]) -> torch.Tensor:
     prompt = base.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     network: Any = base.network
-    logits = network(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, -1]
-    best, second = logits.topk(2).values.tolist()
-    return best - second
+    return network(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, -1]
+
+
+def gap(base: Checkpoint, messages: list[dict[str, Any]], answer: list[int], tokens: set[int]) -> float:
+    """Between the two best tokens after this beginning of an answer, which must be these."""
+    best = logits_after(base, messages, answer).topk(2)
+    assert set(best.indices.tolist()) == tokens
+    first, second = best.values.tolist()
+    return first - second
 
 
 def test_the_text_is_vllms_own_and_acceptance_is_our_engines(
@@ -101,20 +112,21 @@ def test_the_text_is_vllms_own_and_acceptance_is_our_engines(
     plain_answers: list[list[int]],
     questions: Path,
     base: Checkpoint,
-    record_property: Callable[[str, object], None],
 ) -> None:
     path, server = served
     asked = messages_of(questions, COUNT)
+    before = server.drafts()
     answers = server.ask_all(asked, at_once=4, max_tokens=MAX_TOKENS)
+    drafts = server.drafts().since(before)
     near_ties = 0
     for messages, expected, answer in zip(asked, plain_answers, answers, strict=True):
         if answer == expected:
             continue
         same = next((at for at, (a, b) in enumerate(zip(answer, expected, strict=False)) if a != b), None)
         assert same is not None, "one answer is the beginning of the other"
-        assert gap(base, messages, expected[:same]) < NEAR, (messages, expected, answer)
+        assert gap(base, messages, expected[:same], {expected[same], answer[same]}) < NEAR, (messages, same)
         near_ties += 1
-    drafts = server.drafts()
+    assert near_ties <= 3
 
     folder = builtin_adapter() if path == "gated" else builtin_ungated()
     assert folder is not None
@@ -136,9 +148,42 @@ def test_the_text_is_vllms_own_and_acceptance_is_our_engines(
         "ours": ours,
     }
     print(json.dumps(figures))
-    record_property("vllm", figures)
+    keep(figures)
     assert drafts.rates == pytest.approx(ours, abs=POINTS)
     assert drafts.tokens_per_step > 2
+
+
+def keep(figures: dict[str, Any]) -> None:
+    """For the docs, where `make test-vllm` wants them: by path."""
+    if file := os.environ.get("STRIDELM_VLLM_FIGURES"):
+        known = json.loads(Path(file).read_text()) if Path(file).exists() else {}
+        machine = {"processor": processor_entry("model name"), "date": datetime.now(UTC).date().isoformat()}
+        Path(file).write_text(json.dumps(known | {figures["path"]: figures | machine}, indent=2) + "\n")
+
+
+def test_sampling_has_the_models_own_distribution(served: tuple[str, Server], base: Checkpoint) -> None:
+    """Of the second token, the first that may come by way of a draft: often enough to see a wrong temperature."""
+    path, server = served
+    if path == "ungated":
+        pytest.skip("vLLM 0.32's own sampling of drafts is broken on a CPU: docs/engines.md")
+    messages, temperature, count = [{"role": "user", "content": "Name a colour."}], 0.6, 400
+    pairs = [
+        tuple(choice["token_ids"])
+        for choice in server.choices(messages, max_tokens=2, temperature=temperature, seed=1, n=count)
+    ]
+    ((first, _),) = Counter(pair[0] for pair in pairs).most_common(1)
+    seen = Counter(pair[1] for pair in pairs if pair[0] == first)
+    logits = logits_after(base, messages, [first])
+    distances: dict[float, float] = {}
+    for wanted in (temperature, 1.0, 0.3):
+        expected = (logits / wanted).softmax(dim=-1)
+        share = torch.zeros_like(expected)
+        for token, times in seen.items():
+            share[token] = times / seen.total()
+        distances[wanted] = float((share - expected).abs().sum() / 2)
+    print(json.dumps({"second tokens": seen.total(), "distance by temperature": distances}))
+    assert seen.total() > 100 and distances[temperature] < 0.12
+    assert distances[temperature] == min(distances.values())
 
 
 def test_sampling_among_one_token_is_greedy_and_seeds_hold(served: tuple[str, Server]) -> None:
@@ -152,35 +197,102 @@ def test_sampling_among_one_token_is_greedy_and_seeds_hold(served: tuple[str, Se
         assert server.ask(messages, max_tokens=32, temperature=0.9, seed=3) == first
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_drafts_are_our_engines_one_by_one(family: str, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
-    """Every family that the plugin takes, with an adapter that changes a lot. What is compared is the drafts, so a
-    mistake cannot hide behind verification."""
-    changes: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}  # vLLM has no attention for smaller heads
-    if family == "mistral":
-        changes["sliding_window"] = None
-    folder = tiny_folder(family, **changes)
-    adapter = random_adapter(load_tiny(folder), sequential_size=0)
-    save_adapter(tmp_path / "adapter", adapter)
-    write_gated(load_base(str(folder)), adapter, tmp_path / "vllm")
-    asked = [[1, 40, 7, 250, 9, 3], [5, 6, 7, 8] * 6]
+# Drafts, one by one: a mistake in them cannot hide behind verification
+
+ASKED = [[1, 40, 7, 250, 9, 3], [5, 6, 7, 8] * 6]
+WIDE: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
+"""vLLM has no attention for smaller heads."""
+
+
+def drafts_in_vllm(model: Path, drafter: Path, drafts: int) -> dict[str, Any]:
+    script = Path(__file__).parent / "vllm_drafts.py"
     done = subprocess.run(
-        [str(VENV / "bin" / "python"), str(Path(__file__).parent / "vllm_drafts.py"), str(tmp_path / "vllm"), "4"],
-        input=json.dumps(asked), capture_output=True, text=True, check=False,
+        [str(VENV / "bin" / "python"), str(script), str(model), str(drafter), str(drafts)],
+        input=json.dumps(ASKED), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found["drafted"] == found["plain"]
+    return found
+
+
+def assert_drafted(found: dict[str, Any], expected: list[list[list[int]]]) -> None:
+    """`expected`: of each prompt, the drafts behind each token of its answer. Both texts are in one batch, and told
+    apart by their places, which do not overlap."""
+    compared = 0
+    for prompt, answer, drafts in zip(ASKED, found["plain"], expected, strict=True):
+        first, end = len(prompt), len(prompt) + len(answer)
+        for place, token, proposed in found["drafts"]:
+            if first <= place < end and token == answer[place - first]:
+                assert proposed == drafts[place - first]
+                compared += 1
+    assert compared > 8
+
+
+@pytest.mark.parametrize(
+    ("family", "sequential_size"), [("llama", 8), ("llama", 0), ("mistral", 8), ("qwen2", 8), ("qwen3", 8)]
+)
+def test_gated_drafts_are_our_own(
+    family: str, sequential_size: int, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Every family that the plugin takes, with an adapter that changes a lot."""
+    folder = tiny_folder(family, **WIDE)
+    adapter = random_adapter(load_tiny(folder), sequential_size=sequential_size)
+    save_adapter(tmp_path / "adapter", adapter)
+    write_gated(load_base(str(folder)), adapter, tmp_path / "vllm")
+    found = drafts_in_vllm(tmp_path / "vllm" / "model", tmp_path / "vllm" / "drafter", 4)
+    assert found["proposers"] == ["GatedProposer"]
     target = load_checkpoint(str(folder), LoadSettings(device="cpu"), trainable=True)
     drafter = two_pass.Drafter(target, tmp_path / "adapter", 4)
-    for prompt, found in zip(asked, json.loads(done.stdout), strict=True):
-        plainly = found["plain"]
-        assert found["drafted"] == plainly
-        first, end = len(prompt), len(prompt) + len(plainly)
-        answer = two_pass.Answer(np.array([*prompt, *plainly, *[0] * 8]), first, end)
-        expected = drafter(answer)["masks"]
-        inside = [each for each in found["drafts"] if each[0] < end]
-        assert len(inside) > 3
-        for place, token, drafts in inside:
-            assert token == plainly[place - first] and drafts == expected[place - first].tolist()
+    assert_drafted(found, [own_drafts(drafter, *each) for each in zip(ASKED, found["plain"], strict=True)])
+
+
+@torch.no_grad()
+def own_drafts(drafter: two_pass.Drafter, prompt: list[int], answer: list[int]) -> list[list[int]]:
+    """Behind every token of an answer, each draft in the light of those before it."""
+    student, network = drafter.student, drafter.reads
+    ids_1T = torch.tensor([[*prompt, *answer]])
+    anchors_1A = torch.arange(len(prompt), ids_1T.shape[1])[None]
+    texts, hidden_TC = read_texts(network, ids_1T)
+    masks_AKC = student.outputs(ChainPass(texts, anchors_1A, student.masks))
+    chosen = [drafter.head.best(hidden_TC[anchors_1A[0]])]
+    state = None if student.sequential is None else student.sequential.start(len(answer))
+    for depth in range(student.masks):
+        output_AC = masks_AKC[:, depth]
+        if student.sequential is not None and state is not None:
+            before_AC = network.get_input_embeddings()(chosen[-1]).float()
+            added_AC, state = student.sequential(output_AC.float(), before_AC, state)
+            output_AC = output_AC + added_AC
+        chosen.append(drafter.head.best(output_AC))
+    return torch.stack(chosen, dim=-1).tolist()
+
+
+@pytest.mark.parametrize("conversion", ["ungated", "full"])
+def test_drafts_of_stock_vllm_are_those_of_the_exported_model(
+    conversion: str, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Our plugin is there and keeps out of it. Masks are ordinary tokens, so transformers can tell what is right."""
+    folder, out = tiny_folder("llama", **WIDE), tmp_path / "vllm"
+    base = load_base(str(folder))
+    if conversion == "ungated":
+        adapter = random_adapter(load_tiny(folder), sequential_size=0)
+        masks = adapter.mask_embedding[:1].expand_as(adapter.mask_embedding)
+        adapter = replace(adapter, tensors=adapter.tensors | {MASK_EMBEDDING: masks}, is_gated=False)
+        written = write_ungated(base, adapter, out)
+    else:
+        for name, value in (("mask_token_id", 258), ("trained_masks", 3)):
+            setattr(base.network.config, name, value)
+        written = write_full(base, [258] * 3, out)
+    found = drafts_in_vllm(out / "model", out / written.drafter, 4)
+    assert found["proposers"] == ["ChosenProposer"]
+    drafter = plain_network(str(out / written.drafter))
+    token = drafter.config.mask_token_id
+    expected: list[list[list[int]]] = []
+    with torch.no_grad():
+        for prompt, answer in zip(ASKED, found["plain"], strict=True):
+            texts = [[*prompt, *answer[: place + 1], *[token] * 3] for place in range(len(answer))]
+            expected.append([drafter(torch.tensor([text])).logits[0, -4:].argmax(dim=-1).tolist() for text in texts])
+    assert_drafted(found, expected)
 
 
 def test_a_drafter_of_another_model_is_refused_in_words(commands: dict[str, str], tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from command_line import Call, assert_refused
 from stridelm.interop.hf_folder import load_base
 from stridelm.interop.vllm_folder import mask_token_in
-from stridelm.interop.vllm_plugin.checks import check_settings, check_target
+from stridelm.interop.vllm_plugin import plugin
+from stridelm.interop.vllm_plugin.checks import check_family, check_settings, check_target
 from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE, is_supported, refusal
 from stridelm.interop.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
 from stridelm.model.adapter import MASK_EMBEDDING, Adapter, load_adapter, save_adapter
@@ -77,7 +78,7 @@ def test_a_gated_conversion_is_the_model_and_its_adapter(
     stored = load_adapter(out / "drafter")
     for name, tensor in load_adapter(adapter).tensors.items():
         assert torch.equal(tensor, stored.tensors[name])
-    check_target(out / "drafter", stored, "LlamaForCausalLM", out / "model")
+    check_target(out / "drafter", stored, out / "model")
     config = json.loads((out / "drafter" / "config.json").read_text())
     assert config["architectures"] == [ARCHITECTURE] and config["mask_token_id"] == 260
     assert config["vocab_size"] == json.loads((out / "model" / "config.json").read_text())["vocab_size"]
@@ -168,26 +169,41 @@ def test_other_versions_of_vllm_are_refused_in_words() -> None:
     assert is_supported("0.32.0") and is_supported("0.32.1+cpu")
     assert not is_supported("0.3.2") and not is_supported("0.33.0") and not is_supported("of unknown version")
     config = SimpleNamespace(model_config=SimpleNamespace(model="somewhere/drafter"))
-    with pytest.raises(ValueError, match=r"somewhere/drafter: .* vLLM 0\.32, and this is vLLM 0\.99\.0"):
-        refusal("0.99.0")(vllm_config=config)
+    with pytest.raises(ValueError, match="somewhere/drafter: drafts in another vLLM"):
+        refusal("drafts in another vLLM")(vllm_config=config)
+
+
+def test_a_plugin_that_cannot_be_loaded_refuses_its_own_drafters_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, Any] = {}
+    registry = SimpleNamespace(register_model=known.__setitem__)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry))
+    config = SimpleNamespace(model_config=SimpleNamespace(model="somewhere/drafter"))
+    for version, told in (
+        ("0.99.0", r"vLLM 0\.32, and this is vLLM 0\.99\.0"),
+        ("0.32.0", "cannot be loaded in this vLLM"),
+    ):
+        monkeypatch.setattr(plugin, "vllm_version", lambda version=version: version)
+        plugin.register()
+        with pytest.raises(ValueError, match=told):
+            known[ARCHITECTURE](vllm_config=config)
 
 
 def settings(**changes: object) -> Any:
-    values: dict[str, Any] = {
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
+    """A drafter's VllmConfig, as far as it is looked at; its own parallel settings are not the target's."""
+    parallel = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    speculative: dict[str, Any] = {
         "method": "draft_model",
         "parallel_drafting": True,
         "draft_sample_method": "greedy",
+        "use_heterogeneous_vocab": False,
         "disable_padded_drafter_batch": False,
         "num_speculative_tokens": 9,
-        "use_v2_model_runner": False,
-    } | changes
-    both = SimpleNamespace(**values)
-    return SimpleNamespace(
-        parallel_config=both, speculative_config=both, use_v2_model_runner=values["use_v2_model_runner"]
-    )
+    }
+    whole: dict[str, Any] = {"lora_config": None, "kv_transfer_config": None, "use_v2_model_runner": False}
+    for part in (parallel, speculative, whole):
+        part |= {name: value for name, value in changes.items() if name in part}
+    target = SimpleNamespace(**parallel)
+    return SimpleNamespace(**whole, speculative_config=SimpleNamespace(**speculative, target_parallel_config=target))
 
 
 @pytest.mark.parametrize(
@@ -195,34 +211,48 @@ def settings(**changes: object) -> Any:
     [
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size is 2"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size is 2"),
-        ({"data_parallel_size": 4}, "--data-parallel-size is 4"),
         ({"method": "eagle"}, "method is eagle"),
         ({"parallel_drafting": False}, "parallel_drafting is False"),
         ({"draft_sample_method": "probabilistic"}, "draft_sample_method is probabilistic"),
-        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER"),
-        ({"num_speculative_tokens": 10}, "was trained for 9"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab is True"),
         ({"disable_padded_drafter_batch": True}, "disable_padded_drafter_batch"),
+        ({"lora_config": object()}, "--enable-lora"),
+        ({"kv_transfer_config": object()}, "--kv-transfer-config"),
+        ({"use_v2_model_runner": True}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ({"num_speculative_tokens": 10}, "trained for 9 at most"),
     ],
 )
 def test_settings_that_were_never_tried_are_refused(change: dict[str, object], told: str) -> None:
     check_settings(settings(), 9)
+    check_settings(settings(num_speculative_tokens=3), 9)
     with pytest.raises(InputError, match=told):
         check_settings(settings(**change), 9)
 
 
-def test_a_target_of_another_family_or_with_other_weights_is_refused(
+def test_a_target_with_other_weights_or_from_elsewhere_is_refused(
     tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     adapter: Adapter = random_adapter(tiny())
     assert fingerprint_of(tiny_folder()) == adapter.config.fingerprint
-    check_target(tmp_path, adapter, "LlamaForCausalLM", tiny_folder())
-    for family, served, told in (
-        ("Gemma3ForCausalLM", tiny_folder(), "not Gemma3ForCausalLM"),
-        ("LlamaForCausalLM", tiny_folder(seed=1), "has other weights"),
-        ("LlamaForCausalLM", tmp_path / "hub" / "id", "not a folder on this machine"),
+    check_target(tmp_path, adapter, tiny_folder())
+    for served, told in (
+        (tiny_folder(seed=1), "has other weights"),
+        (tmp_path / "hub" / "id", "not a folder on this machine"),
     ):
         with pytest.raises(InputError, match=told):
-            check_target(tmp_path, adapter, family, served)
+            check_target(tmp_path, adapter, served)
+
+
+def test_a_family_that_the_plugin_does_not_run_is_refused_before_anything_is_written(
+    call: Call, tiny: Callable[..., Checkpoint], tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    save_adapter(tmp_path / "adapter", random_adapter(tiny("gemma3")))
+    run = export(call, tiny_folder("gemma3"), tmp_path / "adapter", tmp_path / "out")
+    assert_refused(run, "not Gemma3ForCausalLM", "--gate none")
+    assert not (tmp_path / "out").exists()
+    check_family("Qwen2ForCausalLM", SimpleNamespace(layer_types=["full_attention"] * 2))
+    with pytest.raises(InputError, match="sliding window"):
+        check_family("Qwen2ForCausalLM", SimpleNamespace(layer_types=["full_attention", "sliding_attention"]))
 
 
 class Linear(nn.Module):

@@ -1,9 +1,10 @@
-"""Run in vLLM's environment, by tests/test_vllm.py: what the gated drafter proposes, step by step.
+"""Run in vLLM's environment, by tests/test_vllm.py: what a drafter proposes, step by step.
 
-    python tests/vllm_drafts.py FOLDER DRAFTS < prompts.json > drafts.json
+    python tests/vllm_drafts.py MODEL DRAFTER DRAFTS < prompts.json > drafts.json
 
-FOLDER as `stridelm export --to vllm` writes it; prompts are lists of token ids. Each answer comes with the answer
-without a drafter's, and with a record of [the place of the newest token, that token, the drafts] of every draft pass.
+Folders as `stridelm export --to vllm` writes them; prompts are lists of token ids, all asked at once. Each answer comes
+with the answer without a drafter; then there is a record of [the place of the newest token, that token, the drafts] for
+every chain of every draft pass.
 """
 
 import json
@@ -22,54 +23,59 @@ os.environ |= {
 }
 
 
-def main(folder: str, drafts: int, prompts: list[list[int]]) -> list[dict[str, Any]]:
+def main(model: str, drafter: str, drafts: int, prompts: list[list[int]]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
+    from stridelm.interop.vllm_plugin import drafter as plugin_drafter
+    from stridelm.interop.vllm_plugin.imports import DraftModelProposer
     from stridelm.interop.vllm_plugin.proposer import GatedProposer
 
+    plugin_drafter.CANDIDATES = 1000  # all of a tiny vocabulary: what is compared looks at all of it
     seen: list[Any] = []
-    proposer: Any = GatedProposer
-    propose = proposer.propose
+    classes: set[str] = set()
 
-    def watched(self: Any, **arguments: Any) -> Any:
-        result = propose(self, **arguments)
-        last = arguments["token_indices_to_sample"]
-        if last is None:
-            last = arguments["common_attn_metadata"].query_start_loc[1:] - 1
-        places = (arguments["target_positions"][last] + 1).tolist()
-        seen.extend(zip(places, arguments["next_token_ids"].tolist(), result.tolist(), strict=True))
-        return result
+    def watch(proposer: Any) -> None:
+        propose = proposer.propose
 
-    proposer.propose = watched
+        def watched(self: Any, **arguments: Any) -> Any:
+            # Read first: vLLM's own proposer writes into what it is given.
+            last = arguments["token_indices_to_sample"]
+            if last is None:
+                last = arguments["common_attn_metadata"].query_start_loc[1:] - 1
+            places = (arguments["target_positions"][last] + 1).tolist()
+            result = propose(self, **arguments)
+            seen.extend(zip(places, arguments["next_token_ids"].tolist(), result.tolist(), strict=True))
+            classes.add(type(self).__name__)
+            return result
+
+        proposer.propose = watched
+
+    for proposer in (GatedProposer, DraftModelProposer):
+        watch(proposer)
     speculative = {
         "method": "draft_model",
-        "model": f"{folder}/drafter",
+        "model": drafter,
         "num_speculative_tokens": drafts,
         "parallel_drafting": True,
     }
-    answers: list[dict[str, Any]] = []
     asked = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    answers: list[list[list[int]]] = []
     for config in (None, speculative):
         llm = LLM(
-            f"{folder}/model",
+            model,
             dtype="float32",
             enforce_eager=True,
             max_model_len=256,
             max_num_seqs=4,
             speculative_config=config,
         )
-        for number, prompt in enumerate(prompts):
-            seen.clear()
-            output = llm.generate({"prompt_token_ids": prompt}, asked, use_tqdm=False)[0].outputs[0]
-            if config is None:
-                answers.append({"plain": list(output.token_ids)})
-            else:
-                answers[number] |= {"drafted": list(output.token_ids), "drafts": list(seen)}
+        found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
+        answers.append([list(each.outputs[0].token_ids) for each in found])
         del llm
-    return answers
+    return {"plain": answers[0], "drafted": answers[1], "drafts": seen, "proposers": sorted(classes)}
 
 
 if __name__ == "__main__":
     with redirect_stdout(sys.stderr):
-        found = main(sys.argv[1], int(sys.argv[2]), json.load(sys.stdin))
+        found = main(sys.argv[1], sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))
     json.dump(found, sys.stdout)

@@ -68,7 +68,9 @@ def run(request: Request) -> None:
         case "peft", "model":
             _lora_for_sglang(request)
         case _:
-            raise InputError(f"--to {request.to} does not go with --part {request.part}")
+            raise InputError(
+                f"--to {request.to} does not go with --part {request.part}: the draft model is exported --to hf or gguf"
+            )
 
 
 def _model_for_transformers(request: Request) -> None:

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from stridelm.interop.hf_folder import write_plain
+from stridelm.interop.vllm_plugin.checks import check_family
 from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE
-from stridelm.model.adapter import CONFIG as ADAPTER_FILE
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.load import Checkpoint, fingerprint_of
 from stridelm.model.mask_token import MASKS_KEY
@@ -58,16 +58,16 @@ class Written:
 
 def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     assert adapter.is_gated
+    check_family(type(base.network).__name__, base.network.config.get_text_config())
     model, drafter = _begin(folder)
     write_plain(base, model)
     # As the weights are stored here, so that the plugin can tell whether it is this model that is served.
     config = replace(adapter.config, fingerprint=fingerprint_of(model))
     save_adapter(drafter, replace(adapter, config=config))
     # vLLM reads this before anything else: the sizes are the model's, the architecture is the plugin's.
-    settings = json.loads((model / "config.json").read_text())
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
     settings |= {"architectures": [ARCHITECTURE], MASK_KEY: adapter.config.mask_token_id}
-    (drafter / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    assert (drafter / ADAPTER_FILE).is_file()
+    (drafter / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return Written(DRAFTER, adapter.config.k, needs_plugin=True)
 
 

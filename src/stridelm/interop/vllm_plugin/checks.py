@@ -10,23 +10,30 @@ from stridelm.params import InputError
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Whose layers are known to be laid out as the adapter expects, and whose output is one matrix product."""
 _ONE_CARD = "it runs on one card; for more of them export an ungated conversion, which stock vLLM can spread"
+_LEAVE_OUT = "leave it out"
 
 
 def check_settings(vllm_config: Any, drafts: int) -> None:
-    """Refuse the settings that were never tried, before any weight is loaded. `drafts`: as many as were trained."""
-    parallel = vllm_config.parallel_config
+    """Refuse the settings that were never tried, before the drafter is loaded. `vllm_config` is the drafter's own, in
+    which some settings of the target are not; `drafts`: as many as were trained."""
     speculative = vllm_config.speculative_config
+    parallel = speculative.target_parallel_config
+    wanted = speculative.num_speculative_tokens
     wrong = next(
         (
             f"{setting} is {value}: {remedy}"
             for setting, value, fits, remedy in (
                 ("--tensor-parallel-size", parallel.tensor_parallel_size, 1, _ONE_CARD),
                 ("--pipeline-parallel-size", parallel.pipeline_parallel_size, 1, _ONE_CARD),
-                ("--data-parallel-size", parallel.data_parallel_size, 1, "start one server per replica"),
                 ("method", speculative.method, "draft_model", "it must be draft_model"),
                 ("parallel_drafting", speculative.parallel_drafting, True, "it must be true"),
-                ("draft_sample_method", speculative.draft_sample_method, "greedy", "leave it out, or say greedy"),
-                ("VLLM_USE_V2_MODEL_RUNNER", vllm_config.use_v2_model_runner, False, "set it to 0"),
+                ("draft_sample_method", speculative.draft_sample_method, "greedy", _LEAVE_OUT),
+                ("use_heterogeneous_vocab", speculative.use_heterogeneous_vocab, False, _LEAVE_OUT),
+                ("disable_padded_drafter_batch", speculative.disable_padded_drafter_batch, False, _LEAVE_OUT),
+                ("--enable-lora", vllm_config.lora_config is not None, False, _LEAVE_OUT),
+                ("--kv-transfer-config", vllm_config.kv_transfer_config is not None, False, _LEAVE_OUT),
+                ("vLLM's V2 model runner", vllm_config.use_v2_model_runner, False, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+                ("num_speculative_tokens", wanted, min(wanted, drafts), f"it was trained for {drafts} at most"),
             )
             if value != fits
         ),
@@ -34,19 +41,24 @@ def check_settings(vllm_config: Any, drafts: int) -> None:
     )
     if wrong is not None:
         raise InputError(f"StrideLM's gated drafter cannot run, because {wrong}")
-    wanted = speculative.num_speculative_tokens
-    if wanted > drafts:
-        raise InputError(f"num_speculative_tokens is {wanted}, but the adapter was trained for {drafts}: ask for no more")
-    if speculative.disable_padded_drafter_batch:
-        raise InputError("StrideLM's gated drafter cannot run with disable_padded_drafter_batch: leave it out")
 
 
-def check_target(folder: Path, adapter: Adapter, family: str, served: Path) -> None:
-    """Refuse a target that the drafter in `folder` was not made for. `served`: its folder."""
-    if family not in FAMILIES:
+def check_family(architecture: str, config: Any) -> None:
+    """Refuse a model that the plugin cannot run. `config`: its config.json, in transformers' form."""
+    if architecture not in FAMILIES:
         raise InputError(
-            f"StrideLM's gated drafter knows {', '.join(FAMILIES)}, not {family}: serve without --speculative-config"
+            f"StrideLM's drafter for gated conversions in vLLM knows {', '.join(FAMILIES)}, not {architecture}: convert "
+            "the model without a gate (`stridelm train --gate none`), or serve it without a drafter"
         )
+    if len(set(getattr(config, "layer_types", None) or [None])) > 1:
+        raise InputError(
+            f"some layers of this {architecture} have a sliding window and some do not, which StrideLM's drafter for "
+            "gated conversions in vLLM does not run: convert the model without a gate, or serve it without a drafter"
+        )
+
+
+def check_target(folder: Path, adapter: Adapter, served: Path) -> None:
+    """Refuse a target that the drafter in `folder` was not made for. `served`: the target's folder."""
     if not served.is_dir():
         raise InputError(
             f"{served}: not a folder on this machine, so that the adapter's base cannot be checked: serve the folder "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stridelm.interop.vllm_plugin.checks import check_settings, check_target
+from stridelm.interop.vllm_plugin.checks import check_family, check_settings, check_target
 from stridelm.interop.vllm_plugin.imports import LinearBase
 from stridelm.interop.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
 from stridelm.model.adapter import Adapter, load_adapter
@@ -38,8 +38,9 @@ class GatedDrafter(nn.Module):
         return set()
 
     def attach(self, target: Any, device: torch.device, dtype: torch.dtype) -> None:
-        served = Path(target.model.vllm_config.model_config.model)
-        check_target(self.folder, self.adapter, type(target).__name__, served)
+        served = target.model.vllm_config.model_config
+        check_family(type(target).__name__, served.hf_config)
+        check_target(self.folder, self.adapter, Path(served.model))
         gated = gated_products(self.adapter, target, self.chains, device, dtype)
         # Held in a list, so that the target's modules are not counted as the drafter's.
         self.shared: list[Any] = [target, twin_of(target.model, gated)]
@@ -79,7 +80,7 @@ class GatedDrafter(nn.Module):
         logits_XKV = self.compute_logits(hidden_XKC.reshape(-1, width)).view(chains, length, -1)
         if self.sequential_head is None:
             return logits_XKV.argmax(dim=-1)
-        scores_XKN, tokens_XKN = logits_XKV.float().topk(min(CANDIDATES, logits_XKV.shape[-1]), dim=-1)
+        scores_XKN, tokens_XKN = logits_XKV.topk(min(CANDIDATES, logits_XKV.shape[-1]), dim=-1)
         target, _ = self.shared
         weight_VC = target.lm_head.weight
         chosen, state = [tokens_XKN[:, 0, 0]], self.sequential_head.start(chains)
@@ -87,7 +88,7 @@ class GatedDrafter(nn.Module):
             before_XC = self.embed_input_ids(chosen[-1]).float()
             added_XC, state = self.sequential_head(hidden_XKC[:, depth].float(), before_XC, state)
             rows_XNC = weight_VC[tokens_XKN[:, depth]].float()
-            moved_XN = scores_XKN[:, depth] + (rows_XNC @ added_XC.unsqueeze(-1)).squeeze(-1)
+            moved_XN = scores_XKN[:, depth].float() + (rows_XNC @ added_XC.unsqueeze(-1)).squeeze(-1)
             chosen.append(tokens_XKN[:, depth].gather(-1, moved_XN.argmax(dim=-1, keepdim=True)).squeeze(-1))
         return torch.stack(chosen, dim=-1)
 
