@@ -36,7 +36,9 @@ def check_settings(vllm_config: Any, drafts: int) -> None:
         raise InputError(f"StrideLM's gated drafter cannot run, because {wrong}")
     wanted = speculative.num_speculative_tokens
     if wanted > drafts:
-        raise InputError(f"num_speculative_tokens is {wanted}, but the adapter was trained for {drafts}: ask for no more")
+        raise InputError(
+            f"num_speculative_tokens is {wanted}, but the adapter was trained for {drafts}: ask for no more"
+        )
     if speculative.disable_padded_drafter_batch:
         raise InputError("StrideLM's gated drafter cannot run with disable_padded_drafter_batch: leave it out")
 
