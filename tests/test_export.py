@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 import stridelm
 from command_line import Call, assert_refused
 from stridelm.model import builtin
-from stridelm.model.adapter import load_adapter, save_adapter
+from stridelm.model.adapter import MASK_EMBEDDING, load_adapter, save_adapter
 from stridelm.model.draft_layers import DraftConfig, first_layers, load_layers, save_draft
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.ungated import merge
@@ -180,6 +180,33 @@ def test_a_merged_model_names_its_masks_and_never_says_one(
     torch.testing.assert_close(logits_of(merged)[..., :257], logits_of(plain)[..., :257], rtol=1e-4, atol=1e-4)
     assert (logits_of(merged)[..., 257:] < logits_of(merged).amax(dim=-1, keepdim=True)).all()
     assert merged.generation_config.suppress_tokens == [257, 258, 259]
+
+
+@pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("gemma2", {"vocab_size": 257})])
+def test_masks_that_are_equal_share_a_token_which_other_engines_can_run(
+    family: str, changes: dict[str, int], call: Call, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What `stridelm train --gate none` makes: the folder for transformers is one that vLLM takes, too."""
+    base, out = tiny_folder(family, **changes), tmp_path / "out"
+    adapter = random_adapter(load_tiny(base), sequential_size=0)
+    masks_DC = adapter.mask_embedding[:1].expand_as(adapter.mask_embedding).contiguous()
+    tensors = adapter.tensors | {MASK_EMBEDDING: masks_DC}
+    save_adapter(tmp_path / "adapter", dataclasses.replace(adapter, tensors=tensors, is_gated=False))
+    assert export_model(call, base, tmp_path / "adapter", out).status == 0
+    merged: Any = AutoModelForCausalLM.from_pretrained(out)
+    config = merged.config
+    assert (config.mask_token_id, config.trained_masks) == (257, 3) and not hasattr(config, "mask_token_ids")
+    torch.testing.assert_close(merged.get_input_embeddings()(torch.tensor([257])), masks_DC[:1].float())
+    assert merged.generation_config.suppress_tokens == [257]
+
+    run = call("export", "--model", out, "--to", "vllm", tmp_path / "vllm")
+    assert (run.status, run.err) == (0, "")
+    assert json.loads((tmp_path / "vllm" / "model" / "config.json").read_text())["mask_token_id"] == 257
+    if family == "llama":  # Gemma's sliding windows are none of custom_generate's
+        ids = torch.tensor([[5, 40, 7]])
+        options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+        several = merged.generate(ids, custom_generate=str(out), trust_remote_code=True, **options)
+        assert torch.equal(several, merged.generate(ids, **options))
 
 
 @pytest.mark.parametrize("ids", [[257, 999], "257", [257.0]])

@@ -111,10 +111,10 @@ def test_a_vocabulary_without_a_free_id_gives_a_special_token_that_nobody_says(
     tokenizer = base.tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<said>", "<file>", "<name>"]})
     tokenizer.chat_template = f"{tokenizer.chat_template}<said>"
-    assert mask_token_in(base, torch.zeros(32)) == tokenizer.convert_tokens_to_ids("<name>")
+    assert mask_token_in(base, torch.ones(1, 32)) == tokenizer.convert_tokens_to_ids("<name>")
     tokenizer.chat_template += "<file><name>"
     with pytest.raises(InputError, match="convert the model with a gate"):
-        mask_token_in(base, torch.zeros(32))
+        mask_token_in(base, torch.ones(1, 32))
 
 
 def test_a_whole_model_drafts_for_itself(call: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.model.load import Checkpoint, fingerprint_of
 from stridelm.model.mask_token import MASKS_KEY
+from stridelm.model.mask_vocabulary import are_equal, embed_as, free_ids, untie
 from stridelm.model.preview import MASK_KEY
 from stridelm.model.store import as_dtype, save_network
 from stridelm.model.ungated import merge
@@ -74,11 +75,11 @@ def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
 def write_ungated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     """The base's network in memory becomes the drafter."""
     assert not adapter.is_gated
-    _check_one_mask(all(torch.equal(row, adapter.mask_embedding[0]) for row in adapter.mask_embedding))
+    _check_one_mask(are_equal(adapter.mask_embedding))
     model, drafter = _begin(folder)
     write_plain(base, model)
     merge(base.network, adapter)
-    mask_token_in(base, adapter.mask_embedding[0])
+    mask_token_in(base, adapter.mask_embedding[:1])
     setattr(base.network.config, MASKS_KEY, adapter.config.masks)
     # A drafter is judged by what it proposes: it need not keep the last bits.
     state = as_dtype(base.network.state_dict(), torch.bfloat16)
@@ -107,21 +108,19 @@ def _begin(folder: Path) -> tuple[Path, Path]:
     return folder / MODEL, folder / DRAFTER
 
 
-@torch.no_grad()
-def mask_token_in(base: Checkpoint, embedding_C: torch.Tensor) -> int:
+def mask_token_in(base: Checkpoint, embedding_1C: torch.Tensor) -> int:
     """Give the mask an id inside the vocabulary, which must be as large as the served model's. Where every id is some
-    token's, a special one is taken that no conversation has: a text with it is drafted badly, and no worse."""
+    token's, a special one is taken that no conversation has: a text with it is drafted badly, and no worse. At the
+    output the id means what it did."""
     token = _spare_token(base.tokenizer, base.vocabulary)
-    embedding = base.network.get_input_embeddings()
-    assert isinstance(embedding, torch.nn.Embedding)
-    embedding.weight[token] = embedding_C.to(embedding.weight)
+    untie(base.network)
+    embed_as(base.network.get_input_embeddings(), [token], embedding_1C)
     setattr(base.network.config, MASK_KEY, token)
     return token
 
 
 def _spare_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> int:
-    used = set(tokenizer.get_vocab().values())
-    free = [token for token in range(vocabulary) if token not in used]
+    free = free_ids(tokenizer, vocabulary)
     if free:
         return free[-1]
     spoken = str(tokenizer.chat_template)

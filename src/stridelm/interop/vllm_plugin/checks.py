@@ -47,8 +47,8 @@ def check_family(architecture: str, config: Any) -> None:
     """Refuse a model that the plugin cannot run. `config`: its config.json, in transformers' form."""
     if architecture not in FAMILIES:
         raise InputError(
-            f"StrideLM's drafter for gated conversions in vLLM knows {', '.join(FAMILIES)}, not {architecture}: convert "
-            "the model without a gate (`stridelm train --gate none`), or serve it without a drafter"
+            f"StrideLM's drafter for gated conversions in vLLM knows {', '.join(FAMILIES)}, not {architecture}: "
+            "convert the model without a gate (`stridelm train --gate none`), or serve it without a drafter"
         )
     if len(set(getattr(config, "layer_types", None) or [None])) > 1:
         raise InputError(

@@ -2,7 +2,7 @@
 
 It makes one architecture known, the one that `stridelm export --to vllm` names in a drafter's config.json, and lets the
 model runner ask us which proposer a draft model gets: vLLM's own unless it is ours. In a vLLM that this plugin does not
-know, or where it fails, the architecture is known, too, and says so when it is asked for; other models are as they were.
+know, or where it fails, the architecture is known, too, and says so when it is asked for; other models run as ever.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -45,8 +45,8 @@ class GatedProposer(ChosenProposer):
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *, is_graph_capturing: bool = False, **options: Any) -> None:
-        """A draft pass has fewer rows than the target's largest and is not captured as a graph, but all of its rows have
-        logits: for these memory must be left."""
+        """A draft pass has fewer rows than the target's largest and is not captured as a graph. But all of its rows
+        have logits: for these memory must be left."""
         if not is_graph_capturing and num_tokens == self.max_num_tokens:
             rows = self.max_batch_size * self.num_speculative_tokens
             self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype, device=self.device))
