@@ -1,13 +1,37 @@
-"""The table of our conversions in vLLM, from bench/results/vllm.json."""
+"""The tables of our conversions in vLLM, from bench/results/vllm.json and vllm-check.json."""
 
 import json
 from pathlib import Path
 
-RESULT = Path(__file__).parent / "results" / "vllm.json"
+RESULTS = Path(__file__).parent / "results"
+NAMES = {"gated": "gated, with the plugin", "ungated": "ungated, as vLLM comes"}
+
+
+def vllm_check() -> str:
+    """What `make test-vllm` saw."""
+    figures = json.loads((RESULTS / "vllm-check.json").read_text(encoding="utf-8"))
+    lines = [
+        "| path | answers identical | near-ties | tokens per step: vLLM, our count | acceptance by position: vLLM, our count |",
+        "|---|---|---|---|---|",
+    ]
+    for path, name in NAMES.items():
+        entry = figures[path]
+        rates, ours = (" ".join(f"{rate:.2f}" for rate in entry[key]) for key in ("rates", "ours"))
+        lines.append(
+            f"| {name} | {entry['answers'] - entry['near_ties']} of {entry['answers']} | {entry['near_ties']} | "
+            f"{entry['tokens_per_step']:.2f}, {entry['ours_tokens_per_step']:.2f} | {rates}<br>{ours} |"
+        )
+    entry = figures["gated"]
+    lines.append(
+        f"\nThe built-in model, float32, greedy, 25 maths questions and 25 prompts of all kinds, up to {entry['tokens']} "
+        f"tokens, four at once. {entry['processor']}, {entry['date']}."
+    )
+    return "\n".join(lines)
 
 
 def vllm() -> str:
-    figures = json.loads(RESULT.read_text(encoding="utf-8"))
+    """Speed and memory."""
+    figures = json.loads((RESULTS / "vllm.json").read_text(encoding="utf-8"))
     lines = [
         "| path | prompts | tokens per step | speed over plain | identical answers | memory |",
         "|---|---|---|---|---|---|",

@@ -22,7 +22,7 @@ from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from quick_tables import quick  # noqa: E402
 from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
-from vllm_tables import vllm  # noqa: E402
+from vllm_tables import vllm, vllm_check  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 FILES = (
@@ -226,7 +226,7 @@ TABLES = {
     "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
-    "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm,
+    "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
 }  # fmt: skip
 
 

@@ -140,6 +140,7 @@ def test_the_text_is_vllms_own_and_acceptance_is_our_engines(
     figures = {
         "path": path,
         "answers": len(answers),
+        "tokens": MAX_TOKENS,
         "near_ties": near_ties,
         "drafts": k,
         "tokens_per_step": drafts.tokens_per_step,
