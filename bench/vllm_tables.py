@@ -11,7 +11,7 @@ def vllm_check() -> str:
     """What `make test-vllm` saw."""
     figures = json.loads((RESULTS / "vllm-check.json").read_text(encoding="utf-8"))
     lines = [
-        "| path | answers identical | near-ties | tokens per step: vLLM, our count | acceptance by position: vLLM, our count |",
+        "| path | identical answers | near-ties | tokens per step: vLLM, ours | acceptance by position: vLLM, ours |",
         "|---|---|---|---|---|",
     ]
     for path, name in NAMES.items():
@@ -23,8 +23,8 @@ def vllm_check() -> str:
         )
     entry = figures["gated"]
     lines.append(
-        f"\nThe built-in model, float32, greedy, 25 maths questions and 25 prompts of all kinds, up to {entry['tokens']} "
-        f"tokens, four at once. {entry['processor']}, {entry['date']}."
+        "\nThe built-in model, float32, greedy, 25 maths questions and 25 prompts of all kinds, up to "
+        f"{entry['tokens']} tokens, four at once. {entry['processor']}, {entry['date']}."
     )
     return "\n".join(lines)
 
