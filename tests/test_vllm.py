@@ -200,7 +200,7 @@ def test_sampling_among_one_token_is_greedy_and_seeds_hold(served: tuple[str, Se
 
 # Drafts, one by one: a mistake in them cannot hide behind verification
 
-ASKED = [[1, 40, 7, 250, 9, 3], [5, 6, 7, 8] * 6]
+ASKED = [[1, 40, 7, 250, 9, 3], [5, 6, 7, 8] * 8]
 WIDE: dict[str, Any] = {"hidden_size": 128, "head_dim": 32}
 """vLLM has no attention for smaller heads."""
 
