@@ -8,8 +8,8 @@ ways to spend rows are compared, and plain decoding is always among them:
     alternating    p-m-m, then p-d-d     two forwards of n + 1 rows: one drafts (and gives a token), one verifies
     plugin         p-m-m, then p-d-d-d   the same in vLLM, whose drafter also proposes the token that its real row gives
                                          and has it verified with the others
-    two models     a draft, then p-d-d   the drafts come from a second model of the same size, in one forward: what an
-                                         engine does that knows parallel draft models and nothing of mask rows
+    two models     p-m-m, then p-d-d-d   the same in vLLM without our plugin: the drafts come from a second copy of the
+                                         model, which has a cache of its own and reads anew what was verified
 """
 
 from collections.abc import Iterator, Sequence
@@ -219,12 +219,14 @@ class Setting:
                 yield Plan(PLUGIN, drafts, drafts + 1, 1.0 + acceptance.tokens(drafts - 1), time)
 
     def two_models(self, acceptance: Acceptance) -> Iterator[Plan]:
-        """Drafts by a second model of this size: it reads what was accepted, and masks, in one forward."""
-        for drafts in range(1, min(self.most_drafts, len(acceptance.by_depth)) + 1):
-            tokens = acceptance.tokens(drafts)
-            if tokens + drafts <= self.bare.most:
-                time = self.bare(tokens + drafts) + self.bare(drafts + 1)
-                yield Plan(TWO_MODELS, drafts, round(tokens) + drafts, tokens, time)
+        """A whole conversion in vLLM that drafts for itself, by the number of drafts that are asked for. Its copy runs
+        the k + 1 rows that were just verified, for its own cache (vLLM pads the rejected ones), the new token and k - 1
+        masks. The new token's row is the target's own, so the first draft is always right."""
+        for drafts in range(2, min(self.most_drafts, len(acceptance.by_depth)) + 2):
+            rows = 2 * drafts + 1
+            if rows <= self.bare.most:
+                time = self.bare(rows) + self.bare(drafts + 1)
+                yield Plan(TWO_MODELS, drafts, rows, 1.0 + acceptance.tokens(drafts - 1), time)
 
 
 def best(plans: Sequence[Plan]) -> Plan:

@@ -1,6 +1,7 @@
 """The tables of docs/scale.md, from what bench/scale.py has written."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ def in_short() -> str:
         entries = [entry for entry in _serving(content, name) if entry["layout"] == first]
         for entry in (entries[0], entries[-1]):
             plain = entry["plain"]
-            told = [f"{each['over_plain']:.2f}x on {kind}" for kind, each in entry["exact"].items()]
-            prices = [f"${_dollars(each)} on {kind}" for kind, each in entry["exact"].items()]
-            users = _users(entry)
+            told = [
+                f"{each['over_plain']:.2f} times that on {kind} (${_dollars(each)})"
+                for kind, each in entry["exact"].items()
+            ]
             lines.append(
-                f"- **{name}, {first}, {users}**: {plain['tokens_per_second_per_user']:,.0f} tokens/s a user one at a "
-                f"time; {', '.join(told)}. A million tokens: ${_dollars(plain)}; {', '.join(prices)}."
+                f"- **{name}, {first}, {_users(entry)}**: one token at a time "
+                f"{plain['tokens_per_second_per_user']:,.0f} tokens/s a user (${_dollars(plain)} a million); with "
+                f"drafts {', '.join(told)}."
             )
     return "\n".join(lines)
 
@@ -52,8 +55,25 @@ def inputs() -> str:
         f"{where['points']} points the middle four fifths of the replays lie within a band of "
         f"{100 * where['steady']:.0f} % of the median"
     )
-    left_out = "" if where["complete"] else f". Not measured: {'; '.join(where['left_out'])}"
-    return _lines(["assumed", ""], rows) + told + left_out + "."
+    missing = "" if where["complete"] else f". Not measured: {'; '.join(map(left_out, where['left_out']))}"
+    return _lines(["assumed", ""], rows) + told + missing + "."
+
+
+def left_out(told: str) -> str:
+    """A group of bench/step_cost_h200.py, or what was still to come of one, in words."""
+    group, _, rest = told.partition(": ")
+    named = re.fullmatch(r"(.+) / (\d+), (\d+) layers, rank (\d+)", group)
+    point = re.fullmatch(r"from \((\d+), (\d+), (\d+)\)", rest)
+    if named is None or (rest and point is None):
+        return told
+    model, ranks, layers, rank = named.groups()
+    shard = f", a rank of TP {ranks}" if int(ranks) > 1 else ""
+    adapter = f" with an adapter of rank {rank}" if int(rank) else ""
+    words = f"{layers} layers of {model}{shard}{adapter}"
+    if point is None:
+        return words
+    batch, rows, context = map(int, point.groups())
+    return f"{words}, from {batch} sequences of {rows} rows at a context of {context:,} on"
 
 
 def _link(pace: float, latency: float) -> str:
@@ -98,7 +118,7 @@ def serving(model: str) -> str:
     for name in names:
         heads += [f"{name}: drafts", "tokens/s a user", "$ a million", "times"]
     heads += [f"vLLM, plugin, {name}" for name in names if _serving(content, model)[0]["plugin"]]
-    heads.append("vLLM, draft model")
+    heads.append("vLLM, `full`, maths")
     rows = []
     for entry in _serving(content, model):
         row = [entry["layout"], str(entry["users"]), *_paces(entry["plain"])]
@@ -106,8 +126,8 @@ def serving(model: str) -> str:
             exact = entry["exact"][name]
             user, _, dollars = _paces(exact)
             row += [_way(exact), user, dollars, f"**{exact['over_plain']:.2f}x**"]
-        row += [f"{each['over_plain']:.2f}x ({each['drafts']})" for each in entry["plugin"].values()]
-        row.append(f"{entry['two_models']['over_plain']:.2f}x" if "two_models" in entry else _without(entry))
+        row += [_times(each) for each in entry["plugin"].values()]
+        row.append(_times(entry["two_models"]) if "two_models" in entry else _without(entry))
         rows.append(row)
     return _lines(heads, rows)
 
@@ -120,6 +140,11 @@ def _paces(entry: dict[str, Any]) -> list[str]:
 def _dollars(entry: dict[str, Any]) -> str:
     dollars = entry["dollars_per_million_tokens"]
     return f"{dollars:.2f}" if dollars >= 1 else f"{dollars:.3f}"
+
+
+def _times(entry: dict[str, Any]) -> str:
+    """With the number of drafts that is best there."""
+    return f"{entry['over_plain']:.2f}x ({entry['drafts']})"
 
 
 def _without(entry: dict[str, Any]) -> str:

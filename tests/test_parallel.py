@@ -1,10 +1,12 @@
 """Several processes train as one: the losses of a run by two of them are those of a run by one."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,15 +113,26 @@ def test_two_machines_train_as_one(folders: tuple[Path, Path], tiny_folder: Call
     here = ["--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", port]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(TWO_MACHINES), *here]
     local = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [*launcher, "--machine_rank", rank, "--module", "stridelm", "train", *arguments],
-            cwd=two, env=local, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    said = [each.communicate(timeout=300)[0] for each in started]
-    assert [each.returncode for each in started] == [0, 0], said
+    logs = [two.parent / f"machine-{rank}.log" for rank in (0, 1)]
+    started: list[subprocess.Popen[bytes]] = []
+    deadline = time.monotonic() + 300
+    try:
+        for rank, log in enumerate(logs):
+            command = [*launcher, "--machine_rank", str(rank), "--module", "stridelm", "train", *arguments]
+            with log.open("wb") as into:
+                started.append(subprocess.Popen(command, cwd=two, env=local, stdout=into, stderr=subprocess.STDOUT))
+        # Until both have ended, or one has failed: the other would wait for it.
+        while None in (codes := [each.poll() for each in started]) and not any(codes) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    finally:
+        for each in started:
+            each.terminate()  # a launcher that is asked to end ends its workers, which are in sessions of their own
+        for each in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.wait(timeout=40)
+            each.kill()
+            each.wait()
+    assert codes == [0, 0], "\n".join(log.read_text(errors="replace") for log in logs)
     assert train_until(NEVER, one, arguments) == 0
     assert json.loads((two / "run/train.json").read_text())["machine"]["processes"] == 2
     assert losses(two / "run") == pytest.approx(losses(one / "run"), abs=1e-4)

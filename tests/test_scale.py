@@ -142,11 +142,11 @@ def test_plans_by_hand() -> None:
     # In vLLM the same drafts are verified with one row more.
     plugin = list(setting.plugin(HALVES))
     assert plugin == [Plan("plugin", 2, 3, 2.5, 12.0 + 12.0 + 1.0), Plan("plugin", 3, 4, 2.75, 14.0 + 13.0 + 2.0)]
+    # A whole conversion drafts the same tokens, without a head, and runs the rows just verified a second time: with two
+    # drafts t, d, d for its cache, then the new token and a mask.
     draft = list(setting.two_models(HALVES))
-    assert draft == [
-        Plan("two models", 1, 3, 1.5, 11.5 + 11.0),
-        Plan("two models", 2, 4, 1.75, 12.75 + 12.0),
-    ]
+    assert draft == [Plan("two models", 2, 5, 2.5, 14.0 + 12.0), Plan("two models", 3, 7, 2.75, 16.0 + 13.0)]
+    assert [plan.tokens for plan in draft] == [plan.tokens for plan in plugin], "the first draft is always right"
 
 
 def test_free_rows_are_all_used_and_dear_ones_not_at_all() -> None:
@@ -201,6 +201,17 @@ def test_the_report_is_that_of_the_measured_steps() -> None:
             for exact in entry["exact"].values():
                 assert exact["over_plain"] >= 1
                 assert exact["dollars_per_million_tokens"] <= plain["dollars_per_million_tokens"]
+            if entry["plugin"]:  # as docs/scale.md advises
+                assert entry["plugin"]["maths"]["over_plain"] > entry["two_models"]["over_plain"]
+
+
+def test_what_was_not_measured_is_told_in_words() -> None:
+    assert scale_tables.left_out("70B / 1, 8 layers, rank 64") == "8 layers of 70B with an adapter of rank 64"
+    part = scale_tables.left_out("70B / 2, 4 layers, rank 8: from (32, 36, 2048)")
+    whose, point = "4 layers of 70B, a rank of TP 2 with an adapter of rank 8", "32 sequences of 36 rows"
+    assert part == f"{whose}, from {point} at a context of 2,048 on"
+    error = "70B / 1, 8 layers, rank 0: (1, 2, 512): out of memory"
+    assert scale_tables.left_out(error) == error, "what has no other words"
 
 
 def test_the_document_shows_the_report() -> None:
