@@ -2,22 +2,27 @@
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cpu_setup import peers_folder
 from stridelm.params import InputError
 
 PACKAGE = "xllamacpp==2026.10.11549"
 SCRIPT = Path(__file__).parent / "peers" / "llama_server.py"
+START_SECONDS = 300.0
+"""Until a server must have read its model. It takes seconds, unless the machine is very busy."""
 
 
 def program() -> list[str]:
@@ -47,26 +52,46 @@ def _wheel_python() -> Path:
 
 
 @contextmanager
-def serving(arguments: list[str]) -> Iterator[str]:
+def serving(arguments: list[str], start_seconds: float = START_SECONDS) -> Iterator[str]:
     """A server with these options of `llama-server`; gives its address."""
     port = _free_port()
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
     process = subprocess.Popen(
-        [*program(), *arguments, "--port", str(port)], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+        [*program(), *arguments, "--port", str(port)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     address = f"http://127.0.0.1:{port}"
     try:
-        while not _is_healthy(address):
-            if process.poll() is not None:
-                log.seek(0)
-                raise InputError(f"llama.cpp's server ended: {log.read()[-500:]}")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.2)
+        _wait(process, address, log, time.monotonic() + start_seconds)
         yield address
     finally:
-        process.terminate()
-        process.wait(timeout=60)
+        _stop(process)
         log.close()
+
+
+def _wait(process: subprocess.Popen[bytes], address: str, log: IO[str], deadline: float) -> None:
+    while not _is_healthy(address):
+        has_ended = process.poll() is not None
+        if has_ended or time.monotonic() > deadline:
+            log.seek(0)
+            what = "ended" if has_ended else "did not get ready in time"
+            raise InputError(f"llama.cpp's server {what}: {log.read()[-500:]}")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The server and whatever it has started: it leads a process group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=60)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _free_port() -> int:

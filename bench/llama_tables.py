@@ -50,7 +50,7 @@ def noise_rows() -> str:
         f"| masks, without it | {headless:.2f} |\n| random tokens, without it, {len(noise)} draws | "
         f"{figures['noise median']:.2f} ({noise[0]:.2f} to {noise[-1]:.2f}) |\n\n"
         f"{figures['prompts']} held-out GSM8K questions, {figures['tokens']} tokens each, in our own decoder, which "
-        "drafts and verifies in one pass."
+        f"drafts and verifies in one pass. {figures['machine']['date']}."
     )
 
 

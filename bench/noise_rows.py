@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from plain import machine
 from stridelm.model.adapter import MASK_EMBEDDING, load_adapter, save_adapter
 from stridelm.model.builtin import builtin_adapter
 from stridelm.model.load import load_checkpoint
@@ -41,21 +42,27 @@ def main() -> None:
         prompts = Path(working) / "prompts.jsonl"
         prompts.write_text("".join(PROMPTS.read_text().splitlines(keepends=True)[: options.prompts]))
 
-        def measure(adapter: Path, *more: str) -> dict[str, Any]:
+        def measure(name: str, adapter: Path, *more: str) -> dict[str, Any]:
             command = [sys.executable, "-m", "stridelm", "acceptance", "--prompts", str(prompts), "--json",
                        "--adapter", str(adapter), "--max-tokens", str(options.tokens), "--device", "cpu",
                        *more]  # fmt: skip
             found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            print(more, found["tokens_per_forward"], flush=True)
-            return found
+            print(name, *more, found["tokens_per_forward"], flush=True)
+            return found | {"adapter": name, "prompts": PROMPTS.name}  # in place of where they lie on this machine
 
         figures = {
+            "machine": machine(torch.get_num_threads()),
             "prompts": options.prompts,
             "tokens": options.tokens,
-            "own": measure(own),
-            "without head": measure(own, "--no-sequential-head"),
+            "own": measure(own.name, own),
+            "without head": measure(own.name, own, "--no-sequential-head"),
             "noise": [
-                measure(noisy(own, Path(working) / str(seed), seed), "--no-sequential-head") for seed in range(DRAWS)
+                measure(
+                    f"{own.name} with random tokens for masks, seed {seed}",
+                    noisy(own, Path(working) / str(seed), seed),
+                    "--no-sequential-head",
+                )
+                for seed in range(DRAWS)
             ],
         }
     figures["noise median"] = statistics.median(entry["tokens_per_forward"] for entry in figures["noise"])

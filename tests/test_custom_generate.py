@@ -1,5 +1,6 @@
 """custom_generate/generate.py in an exported folder: transformers alone, the same tokens, fewer forwards."""
 
+import ast
 import dataclasses
 import json
 import os
@@ -75,8 +76,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mixtral"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "family"), [*((kind, "llama") for kind in KINDS), ("gated", "qwen3"), ("merged", "mixtral")]
+)
 def test_the_text_is_that_of_plain_generate(kind: str, family: str, exported: Exported) -> None:
     folder = exported(kind, family)
     network = loaded(folder, attn_implementation="eager" if family == "qwen3" else "sdpa")
@@ -147,6 +149,23 @@ def monotonous(folder: Path, kind: str) -> Path:
     return folder
 
 
+def test_the_script_imports_nothing_but_what_transformers_needs_itself(exported: Exported) -> None:
+    (script,) = exported("gated").rglob("*.py")
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None
+            found.add(node.module)
+        elif isinstance(node, ast.Name):
+            assert node.id not in ("__import__", "exec", "eval")
+    packages = {name.split(".")[0] for name in found}
+    assert packages - sys.stdlib_module_names == {"torch", "transformers", "safetensors"}
+    assert not packages & {"importlib", "runpy"}
+
+
+@pytest.mark.slow
 def test_nothing_of_ours_is_imported(exported: Exported, tmp_path: Path) -> None:
     folder = exported("gated")
     expected = plain(loaded(folder), prompt(), max_new_tokens=24)[0].tolist()

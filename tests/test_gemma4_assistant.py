@@ -199,7 +199,7 @@ def crumbled(model: LanguageModel) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("bold")
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLED], ids=["greedy", "sampled"])
 def test_proposals_are_those_of_transformers(
     params: SamplingParams,
     model: LanguageModel,
@@ -303,7 +303,7 @@ def save_successors(folder: Path, noise: float) -> tuple[Path, Path]:
 
 
 @pytest.mark.usefixtures("bold")
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow)], ids=["greedy", "sampled"])
 def test_an_assistant_that_agrees_is_always_right(params: SamplingParams, tmp_path: Path) -> None:
     target, assistant = save_successors(tmp_path, noise=0.0)
     model, k = load(str(target), draft_model=assistant, settings=LOAD), 4
@@ -318,7 +318,7 @@ def test_an_assistant_that_agrees_is_always_right(params: SamplingParams, tmp_pa
         assert all(after == (before + 1) % 256 for before, after in pairwise(sequences[0].output))
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("params", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLED], ids=["greedy", "sampled"])
 def test_rejected_drafts_leave_nothing_behind(
     params: SamplingParams, tmp_path: Path, proposals: list[tuple[Sequence, list[int], DraftTree]]
 ) -> None:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ import llama_serving
 from command_line import Call
 from llama_serving import chat, complete, serving
 from stridelm.interop.gguf_file import write_gguf
-from stridelm.model import builtin
 from stridelm.model.full_student import FullStudent, save_full
 from stridelm.params import InputError
 from test_gguf_file import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
@@ -48,34 +49,9 @@ def server_program() -> None:
 
 
 def documented(program: str) -> list[list[str]]:
-    """The commands of a program in the page, as their arguments."""
-    lines = re.sub(r"\\\n\s+", "", PAGE.read_text()).splitlines()
-    return [shlex.split(line)[1:] for line in lines if re.match(rf"    {program} ", line)]
-
-
-def test_the_page_shows_both_ways_to_serve_and_how_to_export() -> None:
-    plain, drafted = documented("llama-server")
-    assert "--spec-type" not in plain and "draft-simple" in drafted
-    assert len([each for each in documented("stridelm") if "gguf" in each]) == 2
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to run the page's commands in; the model is the built-in one's own file, of 4 bits."""
-    folder = tmp_path_factory.mktemp("llama")
-    (folder / "model.gguf").symlink_to(builtin.ensure_builtin() / builtin.GGUF_NAME)
-    return folder
-
-
-@pytest.fixture
-def draft(files: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Exported as the page says."""
-    monkeypatch.chdir(files)
-    (command,) = (each for each in documented("stridelm") if "gguf" in each and "draft" in each)
-    file = files / command[-1]
-    if not file.exists():
-        assert call(*command).status == 0
-    return file
+    """The commands of a program in the page's section, as their arguments."""
+    section = PAGE.read_text().split("## llama.cpp\n")[1].split("\n## ")[0]
+    return [shlex.split(line) for line in re.findall(rf"^    {program} (.*)$", section, re.M)]
 
 
 def answers(arguments: list[str], **more: Any) -> Iterator[dict[str, Any]]:
@@ -83,10 +59,14 @@ def answers(arguments: list[str], **more: Any) -> Iterator[dict[str, Any]]:
         yield from (chat(address, question, TOKENS, **more) for question in QUESTIONS)
 
 
-@pytest.mark.usefixtures("draft")
-def test_a_draft_changes_nothing_in_the_text() -> None:
-    """The page's two commands, with ten questions: the same tokens, up to near-ties, which are few."""
-    plain, drafted = documented("llama-server")
+def test_a_draft_changes_nothing_in_the_text(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's commands, with ten questions: the same tokens, up to near-ties, which are few."""
+    monkeypatch.chdir(tmp_path)
+    exports, (plain, drafted) = documented("stridelm export")[:2], documented("llama-server")
+    runs = [call("export", *command) for command in exports]
+    assert [run.status for run in runs] == [0, 0]
+    printed = [shlex.split(run.out.splitlines()[-1].replace("MODEL.gguf", "model.gguf")) for run in runs]
+    assert printed == [["llama-server", *plain], ["llama-server", *drafted]]
     expected = list(answers(plain, n_probs=2, post_sampling_probs=False))
     found = list(answers(drafted))
     departures = 0
@@ -143,16 +123,46 @@ def test_tiny_models_answer_as_in_transformers(family: str, changes: dict[str, A
     assert_same_answers(tmp_path / "tiny.gguf", network)
 
 
-def test_a_full_conversion_answers_as_our_engine_does(call: Call, tmp_path: Path) -> None:
-    """Through the page's command, from the folder that training writes, mask token included."""
+def test_a_full_conversion_answers_as_our_engine_does(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the page's command, from the folder that training writes, mask token included."""
+    monkeypatch.chdir(tmp_path)
+    _, _, command = documented("stridelm export")
     student = FullStudent(network_of(), tokenizer_of(), masks=2)
-    folder, file = tmp_path / "run", tmp_path / "model.gguf"
-    folder.mkdir()
+    folder = Path(command[command.index("--model") + 1])
+    folder.mkdir(parents=True)
     save_full(folder, student, dict(student.network.state_dict()), tokenizer_of(), ENDS, torch.float32)
-    (command,) = (each for each in documented("stridelm") if "gguf" in each and "draft" not in each)
-    command[command.index("--model") + 1], command[-1] = str(folder), str(file)
-    run = call(*command)
+    run = call("export", *command)
     assert (run.status, run.err) == (0, "")
     network = student.network.eval()
     assert network.config.vocab_size > len(SYNTHETIC["tokens"])
-    assert_same_answers(file, network)
+    assert_same_answers(Path(command[-1]), network)
+
+
+STUCK = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("reading forever", child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_never_gets_ready_is_given_up_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_serving, "program", lambda: [sys.executable, "-c", STUCK])
+    with pytest.raises(InputError, match=r"did not get ready in time: reading forever \d+") as caught, serving([], 5.0):
+        pass
+    child = int(str(caught.value).split()[-1])
+    for _ in range(100):  # a signal takes a moment to arrive
+        if not is_running(child):
+            return
+        time.sleep(0.1)
+    pytest.fail("what the server had started is still running")
+
+
+def is_running(pid: int) -> bool:
+    """Where nobody asks for an orphan's result, it stays as a zombie, which runs no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -192,7 +192,7 @@ def _draft_for_llama_cpp(request: Request) -> None:
         f"{out}: {layers} of {of} layers, embeddings and tokenizer of {request.model}, "
         f"{out.stat().st_size / 1e6:,.1f} MB\n"
         "With llama.cpp, which checks every draft:\n"
-        f"    llama-server -m MODEL.gguf --spec-type draft-simple --spec-draft-model {out} --spec-draft-n-max 2"
+        f"    llama-server -m MODEL.gguf --spec-type draft-simple --spec-draft-model {out} --spec-draft-n-max 1"
     )
 
 
