@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import stridelm
 from command_line import Call, assert_refused
+from stridelm.interop.hf_folder import made_whole
 from stridelm.model import builtin
 from stridelm.model.adapter import MASK_EMBEDDING, load_adapter, save_adapter
 from stridelm.model.draft_layers import DraftConfig, first_layers, load_layers, save_draft
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.model.ungated import merge
-from stridelm.params import SamplingParams
+from stridelm.params import InputError, SamplingParams
 from stridelm.settings import LoadSettings
 from tiny import CONTEXT, load_tiny, random_adapter, save_tiny
 
@@ -257,6 +258,38 @@ def test_a_disk_that_fills_up_leaves_nothing(
     out = tmp_path / "deeper" / "out"
     assert_refused(export(call, tiny_folder(), draft, out), str(out), "No space left on device")
     assert "model.safetensors" in written and contents(out.parent) == []
+
+
+def test_a_file_is_made_whole_too(tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    places: list[Path] = []
+
+    def write(error: OSError | None = None) -> None:
+        with made_whole(out) as place:
+            places.append(place)
+            assert not place.exists()
+            place.write_text("half")
+            if error is not None:
+                raise error
+            place.write_text("whole")
+
+    with pytest.raises(InputError, match=r"cannot be written \(full\)"):
+        write(OSError("full"))
+    assert contents(tmp_path) == []
+    places[0].write_text("what a run that was killed has left")
+    write()
+    assert contents(tmp_path) == [out.name] and out.read_text() == "whole"
+
+
+def test_what_cannot_be_read_is_not_said_to_be_unwritable(
+    call: Call, draft: Path, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_draft: Path, _base: Checkpoint) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "draft.safetensors")
+
+    monkeypatch.setattr("stridelm.export_command.load_layers", fail)
+    refused = export(call, tiny_folder(), draft, tmp_path / "out")
+    assert_refused(refused, "draft.safetensors: Permission denied")
 
 
 def test_a_place_below_a_file_is_refused(

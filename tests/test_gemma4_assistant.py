@@ -419,6 +419,13 @@ def test_the_command_line_takes_an_assistant(model: LanguageModel, assistant_fol
     assert answer["decoder"] == "draft" and answer["exact"] is True
 
 
+def test_an_assistant_is_found_by_its_hub_id(
+    target_folder: Path, assistant_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stridelm.model.load.from_hub", {"some/assistant": assistant_folder}.__getitem__)
+    assert load(str(target_folder), draft_model="some/assistant", settings=LOAD).parts.assistant is not None
+
+
 def test_an_assistant_that_says_something_else_here_is_refused(
     target_folder: Path, assistant_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,9 +150,10 @@ def _draft_folder(request: Request) -> Path:
 def _draft_for_transformers(request: Request) -> None:
     out, draft_folder = request.out, _draft_folder(request)
     base = load_base(request.model)
+    network = load_layers(draft_folder, base)
     with made_whole(out) as folder:
-        layers, dtype = write_draft(base, draft_folder, folder)
-    of = base.network.config.get_text_config().num_hidden_layers
+        dtype = write_draft(base, network, folder)
+    layers, of = (each.config.get_text_config().num_hidden_layers for each in (network, base.network))
     print(
         f"{out}: {layers} of {of} layers, embeddings and tokenizer of {request.model}, {_size(out, dtype)}\n"
         "With transformers:\n"

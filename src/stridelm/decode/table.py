@@ -51,11 +51,7 @@ class Loaded:
 
     @property
     def has_draft(self) -> bool:
-        return self.has_given_draft or self.parts.own_draft is not None
-
-    @property
-    def has_given_draft(self) -> bool:
-        return self.parts.draft is not None or self.parts.assistant is not None
+        return self.parts.has_given_draft or self.parts.own_draft is not None
 
     def heads_by_name(self) -> Heads | None:
         """For who asks for heads by name: those that the user gave, or those that come with the model, which are
@@ -100,7 +96,7 @@ def _everything(settings: DecodeSettings, loaded: Loaded, *, switches: bool = Fa
     drafters: list[Drafter] = [NgramDrafter(settings.k or _NGRAM_K)]
     if loaded.parts.heads is not None:
         drafters.append(loaded.heads_drafter(loaded.parts.heads, settings.k))
-    if loaded.has_given_draft:
+    if loaded.parts.has_given_draft:
         drafters.append(loaded.second_model(settings.k))
     return _planned(settings, loaded, loaded.parts.forward.gate, drafters, switches=switches)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from stridelm import arrays
 from stridelm.contracts import Assistant
 from stridelm.draft.draft_model import draw_and_confidence
-from stridelm.types import NO_DRAFT, Array, Block, Commit, DraftTree, Output, Sequence
+from stridelm.draft.final_states import FinalStates
+from stridelm.types import NO_DRAFT, Array, DraftTree, Sequence
 
 _FLOOR = 0.25
 """Drafting goes on while the whole draft stands with at least this chance, by the assistant's own word, as with a draft
@@ -36,19 +37,15 @@ class _Draft:
         )
 
 
-class AssistantDrafter:
+class AssistantDrafter(FinalStates):
     """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
 
     name = "assistant"
-    reads_whole_texts = False
 
     def __init__(self, assistant: Assistant, *, layers: int, k: int) -> None:
         """`layers`: how many the target has."""
-        self.assistant = assistant
-        self.layers = (layers,)
-        self.k = k
-        self._hidden_C: dict[Sequence, Array] = {}
-        """What the output head read when it gave the sequence's newest token."""
+        super().__init__(layers)
+        self.assistant, self.k = assistant, k
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
         drafts = {
@@ -70,6 +67,7 @@ class AssistantDrafter:
         if not drafts:
             return
         tables = [draft.sequence.table for draft in drafts if draft.sequence.table is not None]
+        assert len(tables) == len(drafts), "the target has read these texts: they have their places in its cache"
         hidden_XC = arrays.stack([draft.hidden_C for draft in drafts])
         logits_XV, hidden_XC = self.assistant([draft.tokens[-1] for draft in drafts], hidden_XC, tables)
         for draft, logits_V, hidden_C in zip(drafts, logits_XV, hidden_XC, strict=True):
@@ -77,14 +75,3 @@ class AssistantDrafter:
             draft.tokens.append(token)
             draft.scores.append(score)
             draft.hidden_C = hidden_C
-
-    def observe(
-        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
-    ) -> None:
-        for sequence, output, commit in zip(sequences, outputs, commits, strict=True):
-            if commit.tokens:
-                # A copy: a view would keep the states of all rows, a whole prompt's perhaps, in memory.
-                self._hidden_C[sequence] = arrays.copy(output.layers_qC[self.layers[0]][commit.kept[-1]])
-
-    def release(self, sequence: Sequence) -> None:
-        self._hidden_C.pop(sequence, None)

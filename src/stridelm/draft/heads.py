@@ -7,28 +7,26 @@ from collections.abc import Callable
 
 from stridelm import arrays
 from stridelm.contracts import Heads
+from stridelm.draft.final_states import FinalStates
 from stridelm.draft.grow import Chain, TreeGrower
-from stridelm.types import NO_DRAFT, Array, Block, Commit, DraftTree, Output, Sequence
+from stridelm.types import NO_DRAFT, Array, DraftTree, Sequence
 
 _FLOOR = 0.02
 """Nodes less likely to stand than this are left out: no cost curve makes their row pay."""
 
 
-class HeadsDrafter:
+class HeadsDrafter(FinalStates):
     """Proposes what heads say of the row that gave the newest token; the first of them speaks of the token after."""
 
     name = "heads"
-    reads_whole_texts = False
 
     def __init__(self, heads: Heads, score: Callable[[Array], Array], *, layers: int, k: int, branches: int) -> None:
         """`score`: the target's output head; `layers`: how many the target has; `k` - 1 heads are asked, `branches`
         tokens of each at most."""
+        super().__init__(layers)
         self.heads, self.score = heads, score
-        self.layers = (layers,)
         self.depth = k - 1
         self._grower = TreeGrower(self.name, branches)
-        self._hidden_C: dict[Sequence, Array] = {}
-        """What the output head read when it gave the sequence's newest token."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
         ready = [sequence for sequence in sequences if sequence in self._hidden_C and sequence.room > 1]
@@ -44,14 +42,3 @@ class HeadsDrafter:
         count, _, width = outputs_XDC.shape
         logits_XDV = self.score(outputs_XDC.reshape(-1, width)).reshape(count, self.depth, -1)
         return [Chain(*each) for each in zip(logits_XDV, outputs_XDC, strict=True)]
-
-    def observe(
-        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
-    ) -> None:
-        for sequence, output, commit in zip(sequences, outputs, commits, strict=True):
-            if commit.tokens:
-                # A copy: a view would keep the states of all rows, a whole prompt's perhaps, in memory.
-                self._hidden_C[sequence] = arrays.copy(output.layers_qC[self.layers[0]][commit.kept[-1]])
-
-    def release(self, sequence: Sequence) -> None:
-        self._hidden_C.pop(sequence, None)

@@ -5,19 +5,22 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from stridelm.model.adapter import Adapter, check_base, load_adapter, save_adapter
-from stridelm.model.draft_layers import load_layers
 from stridelm.model.load import Checkpoint, folder_of, load_checkpoint, read_generation_config
 from stridelm.model.mask_vocabulary import add_mask_tokens
 from stridelm.model.store import save_smallest
 from stridelm.model.ungated import merge
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CUSTOM_GENERATE = "custom_generate"
 """The folder's name is transformers': `generate(custom_generate=...)` looks for generate.py there."""
@@ -63,11 +66,9 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtyp
     return write_plain(base, folder)
 
 
-def write_draft(base: Checkpoint, draft: Path, folder: Path) -> tuple[int, torch.dtype]:
-    """A draft model of the base's first layers as a model that stands alone; also returns how many layers it has."""
-    network = load_layers(draft, base)
-    dtype = save_smallest(folder, network, base.tokenizer, base.eos_ids)
-    return int(network.config.get_text_config().num_hidden_layers), dtype
+def write_draft(base: Checkpoint, layers: "PreTrainedModel", folder: Path) -> torch.dtype:
+    """A draft model, which `load_layers` made of the base's first layers, as a model that stands alone."""
+    return save_smallest(folder, layers, base.tokenizer, base.eos_ids)
 
 
 def add_custom_generate(folder: Path) -> None:
@@ -82,16 +83,25 @@ def add_custom_generate(folder: Path) -> None:
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """A place beside `out` to write into, which takes its place at the end, or goes again."""
+    """A place beside `out` for the file or folder to be written, which takes its place at the end, or goes again. What
+    is read for it is read before: every OSError in here is taken for one of writing."""
     working = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+        _remove(working)  # of a run that was killed here
         yield working
         working.rename(out)
     except OSError as error:
         raise InputError(
-            f"{out}: cannot be written ({error.strerror or error}): make room, or name another folder"
+            f"{out}: cannot be written ({error.strerror or error}): make room, or name another place"
         ) from error
     finally:
-        shutil.rmtree(working, ignore_errors=True)
+        _remove(working)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

@@ -25,7 +25,7 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, UnsupportedModel, attend_block, lending_layers
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.model.load import Checkpoint, build_network, read_config
+from stridelm.model.load import Checkpoint, build_network, folder_of, read_config
 from stridelm.model.store import read_weights, weight_files
 from stridelm.model.support import ASSISTANT, TOLERANCE, trial_ids
 from stridelm.params import InputError
@@ -107,11 +107,14 @@ def _last(slots: slice | torch.Tensor, count: int) -> slice | torch.Tensor:
     return slots[-count:]
 
 
-def is_assistant(folder: Path) -> bool:
+def assistant_folder(name: str | Path) -> Path | None:
+    """The folder of the assistant that a name means, fetched where need be; None where it means something else."""
+    folder = folder_of(str(name))
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type") == ASSISTANT
+        settings = "{}" if folder is None else (folder / "config.json").read_text(encoding="utf-8")
+        return folder if json.loads(settings).get("model_type") == ASSISTANT else None
     except (OSError, ValueError, AttributeError):
-        return False
+        return None
 
 
 def load_assistant(folder: Path, target: Checkpoint, forward: Forward) -> TorchAssistant:

@@ -41,27 +41,29 @@ def builtin_folder() -> Path:
 
 def builtin_adapter() -> Path | None:
     """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
-    folder = Path(__file__).parent.parent / "adapters" / NAME
-    return folder if (folder / "adapter.json").is_file() else None
+    return _shipped(NAME, "adapter.json")
 
 
 def builtin_ungated() -> Path | None:
     """The built-in model's adapter without a gate, which comes with the package: for engines that draft with a model of
     its own; None in a checkout that has not trained it."""
-    folder = Path(__file__).parent.parent / "adapters" / UNGATED
-    return folder if (folder / "adapter.json").is_file() else None
+    return _shipped(UNGATED, "adapter.json")
 
 
 def builtin_heads() -> Path | None:
     """The built-in model's prediction heads, which come with the package; None while they do not."""
-    folder = Path(__file__).parent.parent / "adapters" / f"{NAME}-heads"
-    return folder if (folder / "heads.json").is_file() else None
+    return _shipped(f"{NAME}-heads", "heads.json")
 
 
 def builtin_draft() -> Path | None:
     """The built-in model's draft layers, which come with the package; None in a checkout that has not trained them."""
-    folder = Path(__file__).parent.parent / "adapters" / f"{NAME}-draft"
-    return folder if (folder / "draft.json").is_file() else None
+    return _shipped(f"{NAME}-draft", "draft.json")
+
+
+def _shipped(name: str, file: str) -> Path | None:
+    """A folder that comes with the package, if it holds this file."""
+    folder = Path(__file__).parent.parent / "adapters" / name
+    return folder if (folder / file).is_file() else None
 
 
 def ensure_builtin() -> Path:

@@ -69,6 +69,11 @@ class Parts:
     assistant: Assistant | None = None
     """Drafts in a draft model's place, over the cache of `forward`."""
 
+    @property
+    def has_given_draft(self) -> bool:
+        """Whether the user gave a second model to draft with, an assistant or a whole one."""
+        return self.draft is not None or self.assistant is not None
+
     def with_caches(self, tokens: int) -> "Parts":
         """The same with other, empty caches of so many tokens: for another engine."""
         draft = None if self.draft is None else self.draft.with_cache(tokens)

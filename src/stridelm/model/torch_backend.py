@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stridelm.model import builtin
 from stridelm.model.adapter import load_adapter
-from stridelm.model.assistant import is_assistant, load_assistant
+from stridelm.model.assistant import assistant_folder, load_assistant
 from stridelm.model.converted import load_converted
 from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.forward import TorchForward
@@ -32,7 +32,7 @@ def load_parts(
     adapted = (folder, load_adapter(folder)) if folder else None
     predicting = load_heads(Path(heads)) if heads is not None else None
     target, converted = load_converted(model, settings, adapted)
-    assisting = Path(draft_model) if draft_model and is_assistant(Path(draft_model)) else None
+    assisting = assistant_folder(draft_model) if draft_model else None
     draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
     gate = None if converted is None else attach(target.network, converted)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)

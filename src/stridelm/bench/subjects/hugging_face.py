@@ -52,7 +52,7 @@ class Network:
     def assistant(self) -> "PreTrainedModel":
         from pathlib import Path
 
-        from stridelm.model.assistant import is_assistant
+        from stridelm.model.assistant import assistant_folder
         from stridelm.model.draft_layers import is_draft, load_layers
         from stridelm.model.draft_source import check_same_vocabulary
         from stridelm.model.load import load_checkpoint
@@ -61,7 +61,7 @@ class Network:
         place = self._draft_model or own_draft(self.model)
         if place is None:
             raise Absent(f"{self.model} comes without a draft model: give one with --draft-model")
-        if is_assistant(Path(place)):
+        if assistant_folder(place) is not None:
             raise Absent(f"{place}: transformers is not measured with a Gemma 4 assistant (5.19 fails with one)")
         if is_draft(Path(place)):
             network = load_layers(Path(place), self.checkpoint).requires_grad_(False)
