@@ -47,8 +47,8 @@ def export(
         ExportPart,
         typer.Option(
             "--part",
-            help="model: the model with its conversion, for custom_generate; draft: its draft model, for "
-            "assistant_model.",
+            help="model: the model with its conversion (--to gguf: the model alone, or merged with --adapter); draft: "
+            "its draft model, --to hf or gguf.",
         ),
     ] = ExportPart.MODEL,
     model: Model = DEFAULT_MODEL,
@@ -57,7 +57,7 @@ def export(
         typer.Option(
             "--adapter",
             help="The conversion: a folder that `stridelm train` made for the model; default: the built-in model's "
-            "own, or the masks that the model itself names.",
+            "own, or the masks that the model itself names; with --to gguf none, and one without a gate only.",
         ),
     ] = None,
     draft_model: Annotated[
@@ -76,7 +76,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Hand a model over to other engines, as files that need nothing of ours.
+    """Hand a model over to other engines: docs/engines.md says what each can take, and what it is worth there.
 
     \b
     stridelm export --model smollm2 --to hf smollm2-hf

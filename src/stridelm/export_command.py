@@ -208,9 +208,8 @@ def _lora_for_sglang(request: Request) -> None:
     adapter = load_adapter_of(base, adapter_at)
     with made_whole(out) as folder:
         write_peft(adapter, request.model, folder)
-    size = sum(file.stat().st_size for file in out.iterdir()) / 1e6
     print(
-        f"{out}: the low-rank parts of {adapter_at}, {size:,.1f} MB. For drafts only: as an ordinary LoRA it would "
+        f"{out}: the low-rank parts of {adapter_at}, {_size(out)}. For drafts only: as an ordinary LoRA it would "
         "change what the model says\n"
         "With SGLang, beside the model as a Hugging Face folder:\n"
         f"    sglang serve --model-path MODEL --speculative-algorithm UNO --uno-lora-path {out} "

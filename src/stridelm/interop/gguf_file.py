@@ -1,7 +1,7 @@
 """A model of the Llama, Qwen2 or Qwen3 family as a GGUF file, for llama.cpp and what is built on it.
 
-Nothing is lost unless asked for: each matrix is stored in the smallest of llama.cpp's types that gives its numbers back
-to the last bit. `stridelm.model.gguf` reads such a file again.
+Nothing is lost unless asked for: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that gives its numbers
+back to the last bit. `stridelm.model.gguf` reads such a file again, but for one with Llama 3's stretched positions.
 """
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Stored
 from transformers import PreTrainedTokenizerBase
 
 from stridelm.interop.gguf_vocabulary import vocabulary_fields
+from stridelm.interop.hf_folder import made_whole
 from stridelm.model.gguf import TENSORS
 from stridelm.params import InputError
 
@@ -47,18 +48,8 @@ def write_gguf(
     _check_family(config)
     fields = _settings(config) | vocabulary_fields(tokenizer, int(config.vocab_size), eos_ids)
     kinds = {tensor: _kind(array, storage) for tensor, array in _tensors(network)}
-    working = file.with_name(f".{file.name}.writing")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        working.unlink(missing_ok=True)  # of a run that was killed here
+    with made_whole(file) as working:
         _write(working, network, {"general.name": name} | fields, kinds)
-        working.rename(file)
-    except OSError as error:
-        raise InputError(
-            f"{file}: cannot be written ({error.strerror or error}): make room, or name another file"
-        ) from error
-    finally:
-        working.unlink(missing_ok=True)
 
 
 def _write(path: Path, network: "PreTrainedModel", fields: dict[str, Any], kinds: dict[str, Stored]) -> None:

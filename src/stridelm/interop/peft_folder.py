@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from stridelm.model.adapter import Adapter
+from stridelm.model.store import writing
 from stridelm.params import InputError
 
 _NOTE = """\
@@ -36,7 +37,7 @@ def write_peft(adapter: Adapter, base: str, folder: Path) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base,  # for whoever reads it: engines are told the model
         "r": adapter.config.rank,
         "lora_alpha": adapter.config.rank,  # over r this is one: the factors are used as they are
         "lora_dropout": 0.0,
@@ -44,7 +45,7 @@ def write_peft(adapter: Adapter, base: str, folder: Path) -> None:
         "target_modules": sorted({target.rpartition(".")[2] for target in adapter.config.targets}),
         "inference_mode": True,
     }
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_NOTE, encoding="utf-8")
+    with writing(folder):
+        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(_NOTE, encoding="utf-8")

@@ -17,7 +17,7 @@ def save_folder(
     folder: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Raises OSError where there is no room."""
-    with _writing(folder):
+    with writing(folder):
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -34,7 +34,7 @@ def save_network(
     in place of the network's own, all of one type."""
     assert network.generation_config is not None
     network.generation_config.eos_token_id = sorted(eos_ids) or None
-    with _writing(folder):
+    with writing(folder):
         # A copy: transformers takes out what it has written, unless it read the network from a folder itself.
         network.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
         if weights is not None:  # transformers writes the network's own type
@@ -63,7 +63,7 @@ def as_dtype(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, 
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """A new folder, while it is filled."""
     folder.mkdir()
     try:
