@@ -1,7 +1,7 @@
 """A model of the Llama, Qwen2 or Qwen3 family as a GGUF file, for llama.cpp and what is built on it.
 
-Nothing is lost unless asked for: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that gives its numbers
-back to the last bit. `stridelm.model.gguf` reads such a file again, but for one with Llama 3's stretched positions.
+Nothing is lost unless asked for: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that gives its
+numbers back to the last bit. `stridelm.model.gguf` reads such a file again, but for Llama 3's stretched positions.
 """
 
 from collections.abc import Iterator
