@@ -7,17 +7,27 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import stridelm
 from command_line import Call
 from counting import END, FIRST, Conversion
+from stridelm.interop.custom_generate import generate as script
 from stridelm.model.adapter import Adapter, save_adapter
 from stridelm.params import SamplingParams
 from stridelm.settings import LoadSettings
@@ -357,3 +367,60 @@ def test_what_the_docs_say_of_the_built_in_model(call: Call, tmp_path: Path, mon
         steps[name] = len(forwards)
     tokens = names["plain"].shape[1] - inputs["input_ids"].shape[1]
     assert all(tokens / count > 1.3 for count in steps.values()), (tokens, steps)
+
+
+def test_threads_that_share_a_model_do_not_disturb_each_other(exported: Exported) -> None:
+    folder = exported("gated")
+    network, prompts = loaded(folder), (prompt(), prompt(77, 8, 9, 10, 11, 12, 13, 14))
+    expected = [plain(network, ids, max_new_tokens=12) for ids in prompts]
+    logits = network(prompts[1]).logits
+    has_paused, may_go_on = threading.Event(), threading.Event()
+
+    class Pausing(Listener):
+        def put(self, tokens: torch.Tensor) -> None:
+            super().put(tokens)
+            if len(self.heard) == 4:
+                has_paused.set()
+                assert may_go_on.wait(60)
+
+    def decode(ids: torch.Tensor, streamer: Listener | None = None) -> torch.Tensor:
+        return several(network, folder, ids, max_new_tokens=12, do_sample=False, streamer=streamer)
+
+    with ThreadPoolExecutor(2) as pool:
+        paused = pool.submit(decode, prompts[0], Pausing())
+        try:
+            assert has_paused.wait(60)
+            assert torch.equal(network(prompts[1]).logits, logits)
+            assert torch.equal(decode(prompts[1]), expected[1])
+        finally:
+            may_go_on.set()
+        assert torch.equal(paused.result(), expected[0])
+        for found, text in zip(pool.map(decode, prompts * 3), expected * 3, strict=True):
+            assert torch.equal(found, text)
+
+
+def test_stop_strings_of_settings_stop_a_text_too(exported: Exported) -> None:
+    folder = exported("gated")
+    network, tokenizer = loaded(folder), AutoTokenizer.from_pretrained(folder)
+    free = plain(network, prompt(), max_new_tokens=16)
+    stop = [next(text for text in map(tokenizer.decode, free[0, 8:].tolist()) if text.isascii())]
+    given: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "generation_config": GenerationConfig(stop_strings=stop, max_new_tokens=16),
+    }
+    expected = network.generate(prompt(), **given)
+    assert expected.shape[1] < free.shape[1]
+    assert torch.equal(several(network, folder, prompt(), **given), expected)
+    network.generation_config.stop_strings = stop
+    options: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+    assert torch.equal(several(network, folder, prompt(), tokenizer=tokenizer, **options), expected)
+    assert torch.equal(several(network, folder, prompt(), stop_strings=None, **options), free)
+    with pytest.raises(ValueError, match="tokenizer="):
+        several(network, folder, prompt(), **options)
+
+
+def test_a_vocabulary_may_be_smaller_than_the_candidates(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = loaded(exported("gated"))
+    monkeypatch.setattr(script, "CANDIDATES", network.config.vocab_size + 1)
+    found = script.generate(prompt(), model=network, max_new_tokens=8, do_sample=False)
+    assert torch.equal(found, plain(network, prompt(), max_new_tokens=8))

@@ -149,7 +149,7 @@ def test_a_converted_model_is_the_base_with_its_adapter_beside_it(
     out = tmp_path / "out"
     run = export_model(call, tiny_folder(), saved_adapter(tmp_path / "adapter", tiny_folder()), out)
     first, _, *snippet = run.out.splitlines()
-    assert first.startswith(f"{out}: {tiny_folder()} with the gated adapter") and first.endswith("MB in float32")
+    assert first.startswith(f"{out}: {tiny_folder()} with its gated adapter") and first.endswith("MB in float32")
     base: Any = AutoModelForCausalLM.from_pretrained(tiny_folder())
     names: dict[str, Any] = {"AutoModelForCausalLM": AutoModelForCausalLM}
     names["inputs"] = AutoTokenizer.from_pretrained(out)("abc", return_tensors="pt")
@@ -227,9 +227,31 @@ def test_settings_for_generating_go_along(call: Call, tmp_path: Path) -> None:
     assert export_model(call, base, adapter, tmp_path / "out").status == 0
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (written["do_sample"], written["top_k"]) == (True, 7)
-    file.write_text(json.dumps({"do_sample": False, "temperature": 0.3}))
-    refused = export_model(call, base, adapter, tmp_path / "again")
-    assert_refused(refused, "generation_config.json is not valid", "mend or delete it")
+
+
+@pytest.mark.parametrize("said", [{}, {"do_sample": False}])
+def test_settings_of_sampling_that_nobody_asks_for_do_not_hinder(
+    said: dict[str, bool], call: Call, tmp_path: Path
+) -> None:
+    """As in folders on the hub: transformers reads them and does not write them."""
+    base = save_tiny(tmp_path / "base")
+    (base / "generation_config.json").write_text(
+        json.dumps({**said, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1, "eos_token_id": 256})
+    )
+    assert export_model(call, base, saved_adapter(tmp_path / "adapter", base), tmp_path / "out").status == 0
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written["repetition_penalty"] == 1.1 and written["eos_token_id"] == [256]
+    assert not {"temperature", "top_p"} & {name for name, value in written.items() if value is not None}
+
+
+@pytest.mark.parametrize("text", ['{"temperature": 0.6', '{"max_new_tokens": 0}', '{"pad_token_id": "x"}'])
+def test_settings_for_generating_that_are_not_valid_are_refused(text: str, call: Call, tmp_path: Path) -> None:
+    base = save_tiny(tmp_path / "base")
+    adapter = saved_adapter(tmp_path / "adapter", base)
+    (base / "generation_config.json").write_text(text)
+    refused = export_model(call, base, adapter, tmp_path / "out")
+    assert_refused(refused, "generation_config.json", "mend or delete it")
+    assert not (tmp_path / "out").exists()
 
 
 # What goes wrong

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from stridelm.model.adapter import Adapter, check_base, load_adapter, save_adapter
-from stridelm.model.load import Checkpoint, folder_of, load_checkpoint, read_generation_config
+from stridelm.model.folder_settings import read_generation_config
+from stridelm.model.load import Checkpoint, folder_of, load_checkpoint
 from stridelm.model.mask_vocabulary import add_mask_tokens
 from stridelm.model.store import save_smallest
 from stridelm.model.ungated import merge

@@ -23,9 +23,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, UnsupportedModel, attend_block, lending_layers
+from stridelm.model.folder_settings import read_config
 from stridelm.model.forward import TorchForward
 from stridelm.model.kv_cache import Table
-from stridelm.model.load import Checkpoint, build_network, folder_of, read_config
+from stridelm.model.load import Checkpoint, build_network, folder_of
 from stridelm.model.store import read_weights, weight_files
 from stridelm.model.support import ASSISTANT, TOLERANCE, trial_ids
 from stridelm.params import InputError

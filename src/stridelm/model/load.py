@@ -1,10 +1,7 @@
 """From a name, a folder, a hub id or a GGUF file to a model that is ready to run."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +9,6 @@ from typing import Any, cast
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,6 +19,7 @@ from stridelm.model import builtin
 from stridelm.model.adapter import Adapter, check_base
 from stridelm.model.attention import NAME as ATTENTION
 from stridelm.model.attention import UnsupportedModel
+from stridelm.model.folder_settings import quiet, read_config, read_eos_ids, read_tokenizer
 from stridelm.model.gguf import read_gguf
 from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
@@ -136,7 +131,7 @@ def build_network(
         raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
     family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = family.from_pretrained(
                 None,
                 config=config,
@@ -167,17 +162,6 @@ def build_network(
             f"{len(wrong)} such in all"
         )
     return network.to(device).eval().requires_grad_(False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own reports of what does not fit, which run over twenty lines: we say it in one."""
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
 
 
 def _device(name: str) -> torch.device:
@@ -226,54 +210,8 @@ def read_folder(folder: Path) -> Parts:
     files = weight_files(folder)
     config = read_config(folder)
     check_config(config)  # first: what is no language model may have no tokenizer
-    with _reading(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    eos_ids = _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
-    return config, read_weights(files), tokenizer, eos_ids
-
-
-def read_config(folder: Path) -> PreTrainedConfig:
-    with _reading(folder):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-
-
-@contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """While transformers reads a folder's settings: damaged ones make its classes raise nearly anything."""
-    try:
-        with _quiet():
-            yield
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{folder}: its config or tokenizer cannot be read ({reason})") from error
-
-
-def read_generation_config(folder: Path) -> GenerationConfig | None:
-    """How a folder wants its answers generated; None where it does not say."""
-    if not (folder / "generation_config.json").is_file():
-        return None
-    try:
-        with _quiet():
-            config = GenerationConfig.from_pretrained(folder)
-            config.validate(strict=True)  # as transformers asks before it writes one
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{folder}: generation_config.json is not valid ({reason}): mend or delete it") from error
-    return config
-
-
-def _generation_eos(folder: Path) -> frozenset[int]:
-    file = folder / "generation_config.json"
-    try:
-        return _ids(json.loads(file.read_text()).get("eos_token_id")) if file.is_file() else frozenset()
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{file}: cannot be read ({error}): mend or delete it") from error
-
-
-def _ids(value: Any) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset([int(value)])
+    tokenizer = read_tokenizer(folder)
+    return config, read_weights(files), tokenizer, read_eos_ids(folder, config, tokenizer)
 
 
 def from_hub(name: str) -> Path:

@@ -22,6 +22,8 @@ N candidates.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,14 +54,24 @@ def generate(
     """What `model.generate` returns, and takes, but for what is refused by name."""
     if assistant_model is not None:
         raise ValueError("assistant_model: this model drafts for itself; leave it or custom_generate out")
-    tokenizer, stop_strings = options.pop("tokenizer", None), options.pop("stop_strings", None)
-    if stop_strings is not None:  # transformers does not hand the tokenizer on to a decoder that is not its own
-        if tokenizer is None:
-            raise ValueError("stop_strings: give the tokenizer, too, as tokenizer=")
-        criteria = [*(options.pop("stopping_criteria", None) or ()), StopStringCriteria(tokenizer, stop_strings)]
-        options["stopping_criteria"] = StoppingCriteriaList(criteria)
-    decoder = partial(_decode, drafter=_drafter(model), own_streamer=streamer)
+    options = _with_stop_strings(model, **options)
+    # A copy: what it knows of a forward in flight is this call's own.
+    decoder = partial(_decode, drafter=copy(_drafter(model)), own_streamer=streamer)
     return type(model).generate(model, inputs, streamer=streamer, custom_generate=decoder, **options)
+
+
+def _with_stop_strings(model: Any, *, tokenizer: Any = None, **options: Any) -> dict[str, Any]:
+    """The options, with stop strings as a criterion: transformers does not hand the tokenizer, which they need, on to a
+    decoder that is not its own."""
+    configs = (options.get("generation_config"), model.generation_config)
+    named = [config.stop_strings for config in configs if config is not None and config.stop_strings is not None]
+    stop_strings = options["stop_strings"] if "stop_strings" in options else next(iter(named), None)
+    if stop_strings is None:
+        return options
+    if tokenizer is None:
+        raise ValueError("stop_strings: give the tokenizer, too, as tokenizer=")
+    criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, stop_strings)]
+    return options | {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
 def _decode(
@@ -188,14 +200,18 @@ class _Drafter:
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
-        """While this is open, the model's mask rows pass through the low-rank parts."""
+        """While this is open, mask rows pass through the low-rank parts in forwards of our own; others, of another
+        thread or of whoever is asked between our steps, do not."""
 
         def adapt(down: torch.Tensor, up: torch.Tensor, _: Any, inputs: Any, output: torch.Tensor) -> None:
+            if _RUNNING.get() is not self:
+                return
             masks = inputs[0][..., self.first_mask :, :]
             output[..., self.first_mask :, :] += functional.linear(functional.linear(masks, down), up)
 
         def keep(_: Any, __: Any, output: Any) -> None:
-            self.hidden_MC = output[0][0, self.first_mask :]
+            if _RUNNING.get() is self:
+                self.hidden_MC = output[0][0, self.first_mask :]
 
         hooks = [model.base_model.register_forward_hook(keep)]
         for target, factors in self.low_rank.items():
@@ -221,14 +237,18 @@ class _Drafter:
             sees[chain, past + chain.start : past + chain.stop] = torch.ones(masks, masks).tril()
         hidden = torch.zeros(sees.shape, dtype=model.dtype).masked_fill(~sees, torch.finfo(model.dtype).min)
         self.first_mask = rows
-        return model(
-            inputs_embeds=embedded[None],
-            attention_mask=hidden[None, None].to(model.device),
-            position_ids=past + torch.tensor([positions], device=model.device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=torch.arange(rows, device=model.device),
-        ).logits[0]
+        before = _RUNNING.set(self)
+        try:
+            return model(
+                inputs_embeds=embedded[None],
+                attention_mask=hidden[None, None].to(model.device),
+                position_ids=past + torch.tensor([positions], device=model.device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=torch.arange(rows, device=model.device),
+            ).logits[0]
+        finally:
+            _RUNNING.reset(before)
 
     def propose(self, model: Any, chain: int, newest: int) -> list[tuple[int, float]]:
         """Drafts from a chain of masks of the last forward, for what follows the newest token; each with the
@@ -239,7 +259,7 @@ class _Drafter:
         if not self.head:
             best = logits_DV.softmax(dim=-1).max(dim=-1)
             return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        best_DN = logits_DV.topk(CANDIDATES)
+        best_DN = logits_DV.topk(min(CANDIDATES, logits_DV.shape[-1]))
         state_S = hidden_DC.new_zeros(self.head["carry.weight"].shape[1], dtype=torch.float32)
         drafts: list[tuple[int, float]] = []
         for hidden_C, logits_N, tokens_N in zip(hidden_DC.float(), *best_DN, strict=True):
@@ -261,6 +281,8 @@ class _Drafter:
         return functional.linear(state_S, self.head["write.weight"]), state_S
 
 
+_RUNNING: ContextVar[_Drafter | None] = ContextVar("_RUNNING", default=None)
+"""Whose forward this thread is in."""
 _DRAFTERS: WeakKeyDictionary[Any, _Drafter] = WeakKeyDictionary()
 """Read once per model, and forgotten with it."""
 
