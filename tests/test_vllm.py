@@ -58,8 +58,11 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base() -> Checkpoint:
-    return load_checkpoint("smollm2", LoadSettings(device="cpu"), trainable=True)
+def base() -> Iterator[Checkpoint]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)  # no tiny model: what it is asked takes minutes on one
+    yield load_checkpoint("smollm2", LoadSettings(device="cpu"), trainable=True)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
