@@ -2,6 +2,7 @@
 
     make vllm                        # builds .venv-vllm
     python bench/vllm_server.py      # every path against plain decoding, to bench/results/vllm.json
+    python bench/vllm_server.py --memory    # what each server holds, into the same file
 
 The servers run one at a time, because two cores are all there is: each answers the same prompts one after another, and
 the rounds go through the paths in turns. Tokens per step are those of the server's own metrics.
@@ -94,10 +95,12 @@ class Server:
 
     def megabytes(self) -> float:
         """Of memory that the server and its children hold and share with nobody."""
-        children = Path(f"/proc/{self.process}/task/{self.process}/children").read_text().split()
-        held = 0
-        for process in (str(self.process), *children):
-            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+        held, waiting = 0, [self.process]
+        while waiting:
+            process = Path("/proc") / str(waiting.pop())
+            for task in (process / "task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+            for line in (process / "smaps_rollup").read_text().splitlines():
                 if line.startswith(("Private_Clean", "Private_Dirty")):
                     held += int(line.split()[1])
         return held / 1000
@@ -173,6 +176,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="prompts of each file")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--memory", action="store_true", help="measure memory, not speed, and add it to the file")
     parser.add_argument("--json", type=Path, default=BENCH / "results" / "vllm.json")
     options = parser.parse_args()
     files = options.prompts or [BENCH / "prompts" / "gsm8k_heldout.jsonl", BENCH / "prompts" / "kinds.jsonl"]
@@ -187,6 +191,10 @@ def main() -> None:
         gated = export(Path(folder) / "gated")
         ungated = export(Path(folder) / "ungated", "--adapter", "smollm2-ungated")
         paths = {"plain": plain(gated), "gated, plugin": gated, "ungated, as it comes": ungated}
+        if options.memory:
+            report = json.loads(options.json.read_text()) | {"megabytes": _memory(paths)}
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+            return
         measured = _measure(paths, files, options)
     report = {
         "machine": machine,
@@ -196,6 +204,17 @@ def main() -> None:
         "paths": measured,
     }
     options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _memory(paths: dict[str, str]) -> dict[str, int]:
+    """After an answer; all servers with the same room for keys and values."""
+    held: dict[str, int] = {}
+    for name, command in paths.items():
+        with serving(command) as server:
+            server.ask([{"role": "user", "content": "Hello"}], max_tokens=32)
+            held[name] = round(server.megabytes())
+            print(f"{name}: {held[name]:,} MB", flush=True)
+    return held
 
 
 def _installed_version() -> str:
@@ -209,7 +228,6 @@ def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespa
     answers: dict[tuple[str, str], list[list[int]]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     steps: dict[tuple[str, str], Drafts] = {}
-    memory: dict[str, float] = {}
     for _ in range(options.rounds):
         for name, command in paths.items():
             with serving(command) as server:
@@ -222,7 +240,6 @@ def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespa
                     rates.setdefault(key, []).append(sum(map(len, answers[key])) / seconds)
                     steps[key] = server.drafts().since(before)
                     print(f"{name}, {file.stem}: {rates[key][-1]:.1f} tokens/s", flush=True)
-                memory[name] = server.megabytes()
     usual = {prompts: statistics.median(rates["plain", prompts]) for name, prompts in rates if name == "plain"}
     return [
         {
@@ -236,7 +253,6 @@ def _measure(paths: dict[str, str], files: list[Path], options: argparse.Namespa
             "answers": len(answers[name, prompts]),
             "tokens_per_step": round(steps[name, prompts].tokens_per_step, 3),
             "rate_by_position": [round(rate, 3) for rate in steps[name, prompts].rates],
-            "megabytes": round(memory[name]),
         }
         for (name, prompts), found in rates.items()
     ]
