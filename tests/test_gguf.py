@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Stored
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stridelm.interop.gguf_file import add_field
 from stridelm.layout import lay_out, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.load import Checkpoint, load_checkpoint
@@ -56,7 +57,7 @@ class Content:
     def write(self, path: Path) -> Path:
         writer = gguf.GGUFWriter(path, self.architecture)
         for name, value in self.settings.items():
-            add_setting(writer, name, value)
+            add_field(writer, name, value)
         for name, array in self.tensors.items():
             if name in self.stored:
                 kind = self.stored[name]
@@ -68,20 +69,6 @@ class Content:
         writer.write_tensors_to_file()
         writer.close()
         return path
-
-
-def add_setting(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    match value:
-        case bool():
-            writer.add_bool(name, value)
-        case int():
-            writer.add_uint32(name, value)
-        case float():
-            writer.add_float32(name, value)
-        case str():
-            writer.add_string(name, value)
-        case _:
-            writer.add_array(name, value)
 
 
 def tiny_network(family: str, **changes: Any) -> PreTrainedModel:

@@ -153,9 +153,8 @@ def _draft_for_transformers(request: Request) -> None:
     network = load_layers(draft_folder, base)
     with made_whole(out) as folder:
         dtype = write_draft(base, network, folder)
-    layers, of = (each.config.get_text_config().num_hidden_layers for each in (network, base.network))
     print(
-        f"{out}: {layers} of {of} layers, embeddings and tokenizer of {request.model}, {_size(out, dtype)}\n"
+        f"{out}: {_layers(network, base)}, {_size(out, dtype)}\n"
         "With transformers:\n"
         f"    assistant = AutoModelForCausalLM.from_pretrained({str(out)!r})\n"
         "    model.generate(**inputs, assistant_model=assistant)"
@@ -178,8 +177,7 @@ def _model_for_llama_cpp(request: Request) -> None:
     _write_gguf(request, base, base.network)
     out = request.out
     print(
-        f"{out}: {request.model}{what}, {out.stat().st_size / 1e6:,.1f} MB\n"
-        f"With llama.cpp, one token at a time:\n    llama-server -m {out}"
+        f"{out}: {request.model}{what}, {_size(out)}\nWith llama.cpp, one token at a time:\n    llama-server -m {out}"
     )
 
 
@@ -188,10 +186,8 @@ def _draft_for_llama_cpp(request: Request) -> None:
     base = load_base(request.model)
     network = load_layers(draft_folder, base)
     _write_gguf(request, base, network)
-    layers, of = (each.config.get_text_config().num_hidden_layers for each in (network, base.network))
     print(
-        f"{out}: {layers} of {of} layers, embeddings and tokenizer of {request.model}, "
-        f"{out.stat().st_size / 1e6:,.1f} MB\n"
+        f"{out}: {_layers(network, base)}, {_size(out)}\n"
         "With llama.cpp, which checks every draft:\n"
         f"    llama-server -m MODEL.gguf --spec-type draft-simple --spec-draft-model {out} --spec-draft-n-max 1"
     )
@@ -222,6 +218,13 @@ def _write_gguf(request: Request, base: Checkpoint, network: "PreTrainedModel") 
     write_gguf(request.out, network, base.tokenizer, base.eos_ids, name=name, storage=request.storage or "exact")
 
 
+def _layers(draft: "PreTrainedModel", base: Checkpoint) -> str:
+    """What a draft model is made of."""
+    layers, of = (each.config.get_text_config().num_hidden_layers for each in (draft, base.network))
+    return f"{layers} of {of} layers, embeddings and tokenizer of {base.name}"
+
+
 def _size(out: Path, dtype: torch.dtype | None = None) -> str:
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
+    """Of a file, or of all files in a folder."""
+    size = sum(file.stat().st_size for file in (out, *out.rglob("*")) if file.is_file()) / 1e6
     return f"{size:,.1f} MB" + (f" in {str(dtype).removeprefix('torch.')}" if dtype else "")

@@ -57,7 +57,7 @@ def _write(path: Path, network: "PreTrainedModel", fields: dict[str, Any], kinds
     writer = gguf.GGUFWriter(path, network.config.get_text_config().model_type)
     try:
         for name, value in fields.items():
-            _add_field(writer, name, value)
+            add_field(writer, name, value)
         for name, array in _tensors(network):
             kind = kinds[name]
             block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -71,7 +71,8 @@ def _write(path: Path, network: "PreTrainedModel", fields: dict[str, Any], kinds
         writer.close()
 
 
-def _add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+def add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
+    """Under the type that GGUF has for such a value."""
     match value:
         case bool():
             writer.add_bool(name, value)
