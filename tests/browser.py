@@ -78,10 +78,11 @@ def _is_own(address: str, url: str) -> bool:
 
 
 def serious_findings(page: Page) -> list[str]:
-    """What axe-core says of the page as it is shown."""
+    """What axe-core says of the page as it is shown, once what moves has arrived: strides fade in."""
     if not AXE.exists():
         pytest.skip("there is no axe-core: `make browser` fetches it from npm")
     page.evaluate(AXE.read_text() + "; 0")
+    page.evaluate("() => Promise.allSettled(document.getAnimations().map((each) => each.finished))")
     found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{each['id']}: {each['help']} ({', '.join(str(node['target']) for node in each['nodes'][:4])})"
