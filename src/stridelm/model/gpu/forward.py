@@ -1,0 +1,115 @@
+"""Keeps `contracts.Forward` on a GPU: any step, in steps of fixed shapes, each captured as a CUDA graph when it first
+comes."""
+
+import torch
+from transformers import PreTrainedModel
+
+from stridelm.model.cuda_graph import Graphed
+from stridelm.model.gated import TorchGate
+from stridelm.model.gpu.layers import Layers, Scores
+from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill, has_trees
+from stridelm.model.gpu.memory import GpuMemory
+from stridelm.model.gpu.weights import Weights
+from stridelm.model.kv_cache import KVCache, Table, blocks_for
+from stridelm.types import Output, Rows
+
+_SPARE_ROWS = 1024
+"""A step's rows may lie so far behind the longest text."""
+
+
+class GpuForward:
+    """A model's weights with a cache of its own. Several of these may share the weights."""
+
+    def __init__(
+        self, network: PreTrainedModel, weights: Weights, cache_tokens: int, gate: TorchGate | None = None
+    ) -> None:
+        """`network` is what the weights were stacked from."""
+        self.network, self.weights, self.gate = network, weights, gate
+        self.memory = GpuMemory(
+            cache_tokens, len(weights.layers), weights.key_heads, weights.head_size, weights.dtype, weights.device
+        )
+        self.cache = KVCache(cache_tokens, self.memory)
+        self.run_layers = Layers(weights, self.memory)
+        self.pages = min(blocks_for(self.longest + _SPARE_ROWS), self.cache.block_count)
+        self._buffers: dict[Shape, LayoutBuffer] = {}
+        self._graphs: dict[Shape, Graphed] = {}
+        self._scores: dict[Shape, Scores] = {}
+
+    @torch.inference_mode()
+    def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        shape = Shape.of(rows, has_trees(rows))
+        for segment, table in zip(rows.segments, tables, strict=True):
+            self.cache.append(table, segment.stop - segment.start)
+        buffer = self._buffers.get(shape)
+        if buffer is None:
+            buffer = self._buffers[shape] = LayoutBuffer(shape, self.pages, self.weights.device)
+        deepest = len(self.weights.mask_embedding_KC)
+        fill(buffer, rows, tables, self.memory.spare_page, self.run_layers.run, deepest)
+        buffer.send()
+        inputs = {}
+        if rows.layers:
+            inputs = self._run(shape, rows.layers)
+        else:
+            self._graph(shape)(shape)
+        scores = self._scores[shape]
+        return [
+            Output(
+                scores.logits_WV[scored].clone(),
+                scores.hidden_WC[wanted].clone() if shape.has_masks else None,
+                {layer: read_MC[segment] for layer, read_MC in inputs.items()},
+            )
+            for scored, wanted, segment in zip(_scored(rows), rows.wanted_segments, rows.segments, strict=True)
+        ]
+
+    def _graph(self, shape: Shape) -> Graphed:
+        if shape not in self._graphs:
+
+            def run() -> torch.Tensor:
+                self._run(shape)
+                return self._scores[shape].logits_WV
+
+            self._graphs[shape] = Graphed(run, self.network, self.weights.device)
+        return self._graphs[shape]
+
+    def _run(self, shape: Shape, layers: tuple[int, ...] = ()) -> dict[int, torch.Tensor]:
+        layout = self._buffers[shape].device
+        read = self.run_layers(layout, has_masks=shape.has_masks, has_trees=shape.has_trees, layers=layers)
+        self._scores[shape] = self.run_layers.score(self.run_layers.normed(read.residual_MC, layout.wanted_W))
+        return read.inputs
+
+    @property
+    def width(self) -> int:
+        return self.weights.width
+
+    @property
+    def layers(self) -> int:
+        return len(self.weights.layers)
+
+    @property
+    def longest(self) -> int:
+        return len(self.weights.cosine_PD)
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        return "gpu", self.weights.dtype, torch.cuda.get_device_name(self.weights.device), torch.__version__
+
+    def with_cache(self, tokens: int) -> "GpuForward":
+        return GpuForward(self.network, self.weights, tokens, self.gate)
+
+    def score(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        return self.run_layers.score(hidden_XC.to(self.weights.dtype).contiguous()).logits_WV
+
+    def zeros(self, rows: int) -> torch.Tensor:
+        return torch.zeros(rows, self.width, device=self.weights.device, dtype=self.weights.dtype)
+
+    def synchronize(self) -> None:
+        if self.weights.device.type == "cuda":
+            torch.cuda.synchronize(self.weights.device)
+
+
+def _scored(rows: Rows) -> list[slice]:
+    """Each block's rows with logits, among the wanted ones: without the masks of blocks that defer them."""
+    return [
+        slice(wanted.start, wanted.start + scored.stop - scored.start)
+        for wanted, scored in zip(rows.wanted_segments, rows.scored_segments, strict=True)
+    ]

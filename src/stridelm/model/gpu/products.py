@@ -1,0 +1,258 @@
+"""Triton kernels: the products of a layer, with what stands before and behind them.
+
+    turned_heads   norm, query-key-value product, rotation; keys and values go straight into the cache
+    added          product of attention or network output, added to the residual
+    gated_units    norm, gate and up product, SiLU, their product
+    scored         the output head, with every tile's best token and its part of the softmax's sum
+
+A tile has 64 rows whatever the step has, and sums over the inputs in order. So a row's bits do not depend on the others.
+The low-rank parts of an adapter (LOW) are products beside the base's: their first factor is stacked under the weight,
+their second is applied at the tile's end, times the row's gate; a real row adds an exact zero.
+
+Shape letters: M rows, C inputs, N outputs, R rank, H query heads, G key-value heads, D head size, I inner units,
+S cache slots, V vocabulary.
+"""
+
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def embedded(
+    ids, masks, table, mask_table, residual, x,
+    C: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """One row per program: its token's embedding, or the one of its depth among masks."""
+    row = tl.program_id(0)
+    at = tl.arange(0, BC)
+    depth = tl.load(masks + row)
+    if depth > 0:
+        value = tl.load(mask_table + (depth - 1) * C + at, mask=at < C, other=0.0)
+    else:
+        token = tl.maximum(tl.load(ids + row), 0).to(tl.int64)  # a draft that is not there yet is -1
+        value = tl.load(table + token * C + at, mask=at < C, other=0.0)
+    tl.store(residual + row * C + at, value.to(tl.float32), mask=at < C)
+    tl.store(x + row * C + at, value, mask=at < C)
+
+
+@triton.jit
+def _rows_of(x, row_M, k, M, C: tl.constexpr, BK: tl.constexpr):
+    at = k + tl.arange(0, BK)
+    return tl.load(x + row_M[:, None] * C + at[None, :], mask=(row_M[:, None] < M) & (at[None, :] < C), other=0.0)
+
+
+@triton.jit
+def _weights_of(weight, out_N, first, size: tl.constexpr, k, C: tl.constexpr, BK: tl.constexpr):
+    """Rows first + out_N of an N x C matrix, as far as `size` goes, transposed: BK x BN."""
+    at = k + tl.arange(0, BK)
+    held = (out_N[None, :] < size) & (at[:, None] < C)
+    return tl.load(weight + (first + out_N[None, :]).to(tl.int64) * C + at[:, None], mask=held, other=0.0)
+
+
+@triton.jit
+def _squared(x_MK):
+    wide_MK = x_MK.to(tl.float32)
+    return tl.sum(wide_MK * wide_MK, axis=1)
+
+
+@triton.jit
+def _normed(x_MK, norm, k, C: tl.constexpr, BK: tl.constexpr):
+    """Times the norm's weight; the row's own scale comes at the end, it is the same for all outputs."""
+    at = k + tl.arange(0, BK)
+    scale_K = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    return (x_MK.to(tl.float32) * scale_K[None, :]).to(x_MK.dtype)
+
+
+@triton.jit
+def _raised(low_MR, up, out_N, first, size: tl.constexpr, R: tl.constexpr):
+    """The second factor of a low-rank part on a tile of outputs."""
+    rank = tl.arange(0, R)
+    up_RN = tl.load(up + (first + out_N[None, :]) * R + rank[:, None], mask=out_N[None, :] < size, other=0.0)
+    return tl.dot(low_MR, up_RN, input_precision="ieee")
+
+
+@triton.jit
+def turned_heads(
+    x, norm, weight, bias, head_norms, down, up, cosine, sine,
+    blocks, depths, offsets, masks, starts, tables, query, keys, values, M, eps,
+    C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr,
+    PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
+):  # fmt: skip
+    """One head of one tile of rows. Its two halves are two products, since the rotation mixes them."""
+    head = tl.program_id(0)
+    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    half_N = tl.arange(0, HALF)
+    first, second = head * D, head * D + D // 2
+    kind = (head >= H).to(tl.int32) + (head >= H + G).to(tl.int32)
+    one_MN = tl.zeros((BM, HALF), tl.float32)
+    two_MN = tl.zeros((BM, HALF), tl.float32)
+    low_MR = tl.zeros((BM, R), tl.float32)
+    squares_M = tl.zeros((BM,), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = _rows_of(x, row_M, k, M, C, BK)
+        squares_M += _squared(x_MK)
+        x_MK = _normed(x_MK, norm, k, C, BK)
+        one_MN = tl.dot(x_MK, _weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
+        two_MN = tl.dot(x_MK, _weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
+        if LOW:
+            down_KR = _weights_of(down, tl.arange(0, R), kind * R, R, k, C, BK)
+            low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
+    scale_M = 1 / tl.sqrt(squares_M / C + eps)
+    one_MN *= scale_M[:, None]
+    two_MN *= scale_M[:, None]
+    is_row_M = row_M < M
+    if LOW:
+        gate_M = (tl.load(masks + row_M, mask=is_row_M, other=0) > 0).to(tl.float32)
+        gated_MR = (low_MR * (scale_M * gate_M)[:, None]).to(x.dtype.element_ty)
+        one_MN += _raised(gated_MR, up, half_N, first, D // 2, R)
+        two_MN += _raised(gated_MR, up, half_N, second, D // 2, R)
+    is_half_N = half_N < D // 2
+    if BIASED:
+        one_MN += tl.load(bias + first + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
+        two_MN += tl.load(bias + second + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
+    # Rounded here: what the compiler makes of a sum and what follows it must not depend on what was summed.
+    one_MN = one_MN.to(x.dtype.element_ty).to(tl.float32)
+    two_MN = two_MN.to(x.dtype.element_ty).to(tl.float32)
+    if HEAD_NORMED:
+        if kind < 2:
+            length_M = tl.sum(one_MN * one_MN, axis=1) + tl.sum(two_MN * two_MN, axis=1)
+            turn_M = 1 / tl.sqrt(length_M / D + eps)
+            one_N = tl.load(head_norms + kind * D + half_N, mask=is_half_N, other=0.0).to(tl.float32)
+            two_N = tl.load(head_norms + kind * D + D // 2 + half_N, mask=is_half_N, other=0.0).to(tl.float32)
+            one_MN = (one_MN * turn_M[:, None] * one_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
+            two_MN = (two_MN * turn_M[:, None] * two_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
+    block_M = tl.load(blocks + row_M, mask=is_row_M, other=0)
+    start_M = tl.load(starts + block_M, mask=is_row_M, other=0)
+    if kind < 2:
+        position_M = start_M + tl.load(depths + row_M, mask=is_row_M, other=0)
+        at_MN = position_M[:, None] * (D // 2) + half_N[None, :]
+        cosine_MN = tl.load(cosine + at_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+        sine_MN = tl.load(sine + at_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+        turned_MN = one_MN * cosine_MN - two_MN * sine_MN
+        two_MN = two_MN * cosine_MN + one_MN * sine_MN
+        one_MN = turned_MN
+    stored = is_row_M[:, None] & is_half_N[None, :]
+    if kind == 0:
+        to_MN = query + row_M[:, None] * (H * D) + head * D + half_N[None, :]
+        tl.store(to_MN, one_MN.to(query.dtype.element_ty), mask=stored)
+        tl.store(to_MN + D // 2, two_MN.to(query.dtype.element_ty), mask=stored)
+    else:
+        place_M = start_M + tl.load(offsets + row_M, mask=is_row_M, other=0)
+        page_M = tl.load(tables + block_M * PAGES + place_M // PAGE, mask=is_row_M, other=0)
+        slot_M = page_M.to(tl.int64) * PAGE + place_M % PAGE
+        at_MN = slot_M[:, None] * (G * D) + half_N[None, :]
+        if kind == 1:
+            to_MN = keys + at_MN + (head - H) * D
+        else:
+            to_MN = values + at_MN + (head - H - G) * D
+        tl.store(to_MN, one_MN.to(keys.dtype.element_ty), mask=stored)
+        tl.store(to_MN + D // 2, two_MN.to(keys.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def added(
+    x, weight, bias, down, up, masks, residual, rounded, M,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    LOW: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
+    """residual += x weight^T, and the sum once more as products read it."""
+    out_N = tl.program_id(0) * BN + tl.arange(0, BN)
+    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    sum_MN = tl.zeros((BM, BN), tl.float32)
+    low_MR = tl.zeros((BM, R), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = _rows_of(x, row_M, k, M, C, BK)
+        sum_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
+        if LOW:
+            down_KR = _weights_of(down, tl.arange(0, R), 0, R, k, C, BK)
+            low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
+    if LOW:
+        gate_M = (tl.load(masks + row_M, mask=row_M < M, other=0) > 0).to(tl.float32)
+        sum_MN += _raised((low_MR * gate_M[:, None]).to(x.dtype.element_ty), up, out_N, 0, N, R)
+    if BIASED:
+        sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
+    at_MN = row_M[:, None] * N + out_N[None, :]
+    stored = (row_M[:, None] < M) & (out_N[None, :] < N)
+    sum_MN = tl.load(residual + at_MN, mask=stored, other=0.0) + sum_MN
+    tl.store(residual + at_MN, sum_MN, mask=stored)
+    tl.store(rounded + at_MN, sum_MN.to(rounded.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def gated_units(
+    x, norm, weight, down, up, masks, units, M, eps,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    LOW: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up: the weight holds the N rows of the one, then those of the other."""
+    out_N = tl.program_id(0) * BN + tl.arange(0, BN)
+    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    gate_MN = tl.zeros((BM, BN), tl.float32)
+    up_MN = tl.zeros((BM, BN), tl.float32)
+    gate_low_MR = tl.zeros((BM, R), tl.float32)
+    up_low_MR = tl.zeros((BM, R), tl.float32)
+    squares_M = tl.zeros((BM,), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = _rows_of(x, row_M, k, M, C, BK)
+        squares_M += _squared(x_MK)
+        x_MK = _normed(x_MK, norm, k, C, BK)
+        gate_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
+        up_MN = tl.dot(x_MK, _weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
+        if LOW:
+            rank = tl.arange(0, R)
+            gate_low_MR = tl.dot(x_MK, _weights_of(down, rank, 0, R, k, C, BK), gate_low_MR, input_precision="ieee")
+            up_low_MR = tl.dot(x_MK, _weights_of(down, rank, R, R, k, C, BK), up_low_MR, input_precision="ieee")
+    scale_M = 1 / tl.sqrt(squares_M / C + eps)
+    gate_MN *= scale_M[:, None]
+    up_MN *= scale_M[:, None]
+    if LOW:
+        gated_M = scale_M * (tl.load(masks + row_M, mask=row_M < M, other=0) > 0).to(tl.float32)
+        gate_MN += _raised((gate_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, 0, N, R)
+        up_MN += _raised((up_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, N, N, R)
+    gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
+    up_MN = up_MN.to(x.dtype.element_ty).to(tl.float32)
+    units_MN = gate_MN / (1 + tl.exp(-gate_MN)) * up_MN
+    stored = (row_M[:, None] < M) & (out_N[None, :] < N)
+    tl.store(units + row_M[:, None] * N + out_N[None, :], units_MN.to(units.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr):
+    """What the output head reads of the wanted rows, one per program; row -1 stands for none."""
+    place = tl.program_id(0)
+    row = tl.load(wanted + place)
+    at = tl.arange(0, BC)
+    held = (at < C) & (row >= 0)
+    value = tl.load(x + row * C + at, mask=held, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, axis=0) / C + eps)
+    weight = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    tl.store(normed + place * C + at, (value * scale * weight).to(normed.dtype.element_ty), mask=at < C)
+
+
+@triton.jit
+def scored(
+    x, weight, bias, logits, best, best_token, exponentials, M,
+    V: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIASED: tl.constexpr,
+):  # fmt: skip
+    """Logits, and of every tile of tokens the best one, its logit, and the sum of e^(logit - that)."""
+    tile = tl.program_id(0)
+    out_N = tile * BN + tl.arange(0, BN)
+    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    sum_MN = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = _rows_of(x, row_M, k, M, C, BK)
+        sum_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, V, k, C, BK), sum_MN, input_precision="ieee")
+    if BIASED:
+        sum_MN += tl.load(bias + out_N, mask=out_N < V, other=0.0).to(tl.float32)[None, :]
+    stored = (row_M[:, None] < M) & (out_N[None, :] < V)
+    at_MN = row_M[:, None].to(tl.int64) * V + out_N[None, :]
+    tl.store(logits + at_MN, sum_MN, mask=stored)
+    sum_MN = tl.where(out_N[None, :] < V, sum_MN, float("-inf"))
+    best_M, place_M = tl.max(sum_MN, axis=1, return_indices=True)
+    at_M = row_M * TILES + tile
+    tl.store(best + at_M, best_M, mask=row_M < M)
+    tl.store(best_token + at_M, tile * BN + place_M, mask=row_M < M)
+    tl.store(exponentials + at_M, tl.sum(tl.exp(sum_MN - best_M[:, None]), axis=1), mask=row_M < M)

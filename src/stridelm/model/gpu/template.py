@@ -1,0 +1,80 @@
+"""The shape of a step that the device runs by itself: a tree whose nodes are told apart by rank, and masks off each.
+
+Node 0 is the pending token. A node's children are its parent's likeliest continuation, the second likeliest, ... So the
+shape is known beforehand; which tokens the nodes hold is decided on the device.
+
+    chain of 2, 2 masks        0-1-2                rows  0 1 2  m m  m m  m m
+                               |  \  \\
+                               mm  mm mm
+"""
+
+from dataclasses import dataclass
+
+from stridelm.types import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Hashable: a step is captured once for each."""
+
+    parents: tuple[int, ...]
+    """Of every node, the pending token included: a smaller node, ROOT for the first. A node's earlier children are the
+    likelier ones."""
+    masks: int
+    """Per chain; a chain hangs off every node. 0: no drafts either."""
+
+    def __post_init__(self) -> None:
+        assert self.parents[0] == ROOT and all(0 <= parent < node for node, parent in enumerate(self.parents) if node)
+        assert self.deepest <= self.masks, "a draft needs a mask that proposes it"
+
+    @classmethod
+    def chain(cls, drafts: int) -> "Template":
+        """As many masks as drafts: a step that accepts nothing leaves as many drafts as one that accepts all."""
+        return cls(tuple(range(ROOT, drafts)), drafts)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.parents)
+
+    @property
+    def rows(self) -> int:
+        return self.nodes * (1 + self.masks)
+
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, self.nodes - 1))
+
+    @property
+    def depths(self) -> list[int]:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    @property
+    def deepest(self) -> int:
+        return max(self.depths)
+
+    def children(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def levels(self) -> list[list[int]]:
+        """By depth, the nodes that have children."""
+        depths = self.depths
+        return [
+            [node for node, own in enumerate(depths) if own == depth and self.children(node)]
+            for depth in range(self.deepest)
+        ]
+
+    @property
+    def tree(self) -> DraftTree:
+        """The drafts' shape, for whoever counts them; their tokens are the device's."""
+        return DraftTree.of([0] * (self.nodes - 1), [parent - 1 for parent in self.parents[1:]], "self")
+
+    @property
+    def row_parents(self) -> list[int]:
+        """Of every row: the nodes, then each node's masks."""
+        parents = list(self.parents)
+        for node in range(self.nodes):
+            parents += [node, *range(len(parents), len(parents) + self.masks - 1)] if self.masks else []
+        return parents

@@ -1,0 +1,193 @@
+"""A Llama-family network's weights as the kernels read them: what is multiplied together lies together.
+
+The network keeps its layers, whose weights become views of the stacked ones: nothing is held twice.
+
+Shape letters: C model width, H query heads, G key-value heads, D head size, I inner units, R rank, V vocabulary,
+P positions, K masks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from stridelm.model.adapter import Adapter
+from stridelm.model.attention import layer_window
+from stridelm.model.scorer import cap_of
+
+_FAMILIES = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+DTYPES = (torch.bfloat16, torch.float32)
+"""float16 has no room for a residual that is not normed yet."""
+_TARGETS = {
+    "heads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "units": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix, and the low-rank parts of the linear layers that it joins."""
+
+    weight_NC: torch.Tensor
+    bias_N: torch.Tensor | None
+    down_RC: torch.Tensor | None
+    """The first factors of the parts, one under the other."""
+    up_NR: torch.Tensor | None
+    """The second ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    heads: Product
+    output: Product
+    units: Product
+    down: Product
+    norm_before_attention_C: torch.Tensor
+    norm_before_units_C: torch.Tensor
+    head_norms_2D: torch.Tensor | None
+    """Of queries, of keys (Qwen 3)."""
+    window: int
+    """0 where a row sees everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    layers: tuple[Layer, ...]
+    embedding_VC: torch.Tensor
+    mask_embedding_KC: torch.Tensor
+    norm_C: torch.Tensor
+    head_VC: torch.Tensor
+    head_bias_V: torch.Tensor | None
+    cosine_PD: torch.Tensor
+    """Half a head wide, in float32."""
+    sine_PD: torch.Tensor
+    query_heads: int
+    key_heads: int
+    head_size: int
+    inner: int
+    rank: int
+    """Of the low-rank parts as stored: a power of two, filled up with zeros. 16 where there are none."""
+    epsilon: float
+    scaling: float
+
+    @property
+    def is_gated(self) -> bool:
+        return self.layers[0].heads.down_RC is not None
+
+    @property
+    def width(self) -> int:
+        return self.embedding_VC.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding_VC.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding_VC.device
+
+
+def is_supported(network: PreTrainedModel, adapter: Adapter | None) -> bool:
+    """Whether the kernels compute this network, with this adapter."""
+    layers = getattr(network.base_model, "layers", ())
+    names = {name for names in _TARGETS.values() for name in names}
+    targets = () if adapter is None else adapter.config.targets
+    return (
+        len(layers) > 0
+        and all(type(layer).__name__ in _FAMILIES and _is_plain(layer) for layer in layers)
+        and network.dtype in DTYPES
+        and cap_of(network) is None
+        and all(target.startswith("model.layers.") and target.split(".", 3)[3] in names for target in targets)
+    )
+
+
+def _is_plain(layer: Any) -> bool:
+    mlp = (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    return layer.mlp.config.hidden_act == "silu" and all(linear.bias is None for linear in mlp)
+
+
+@torch.inference_mode()
+def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
+    """The weights of a network that `is_supported`. Its layers read them from where they then lie."""
+    whole: Any = network
+    decoder, config = whole.base_model, network.config.get_text_config()
+    attention = decoder.layers[0].self_attn
+    rank = 16 if adapter is None else max(16, 1 << (adapter.config.rank - 1).bit_length())
+    positions = torch.arange(int(config.max_position_embeddings), device=network.device)[None]
+    cosine_1PD, sine_1PD = decoder.rotary_emb(torch.zeros(1, device=network.device), position_ids=positions)
+    half = attention.head_dim // 2
+    embedding = whole.get_input_embeddings().weight
+    head = whole.get_output_embeddings()
+    masks = embedding.new_zeros(1, embedding.shape[1]) if adapter is None else adapter.mask_embedding
+    return Weights(
+        layers=tuple(_layer(network, index, adapter, rank) for index in range(len(decoder.layers))),
+        embedding_VC=embedding.detach(),
+        mask_embedding_KC=masks.to(network.device, network.dtype).contiguous(),
+        norm_C=decoder.norm.weight.detach(),
+        head_VC=head.weight.detach(),
+        head_bias_V=None if head.bias is None else head.bias.detach(),
+        cosine_PD=cosine_1PD[0, :, :half].float().contiguous(),
+        sine_PD=sine_1PD[0, :, :half].float().contiguous(),
+        query_heads=int(config.num_attention_heads),
+        key_heads=int(config.num_key_value_heads),
+        head_size=int(attention.head_dim),
+        inner=int(config.intermediate_size),
+        rank=rank,
+        epsilon=float(config.rms_norm_eps),
+        scaling=float(attention.scaling),
+    )
+
+
+def _layer(network: Any, index: int, adapter: Adapter | None, rank: int) -> Layer:
+    layer = network.base_model.layers[index]
+    attention = layer.self_attn
+    products = {
+        name: _product(
+            [layer.get_submodule(target) for target in targets],
+            [f"model.layers.{index}.{target}" for target in targets],
+            adapter,
+            rank,
+        )
+        for name, targets in _TARGETS.items()
+    }
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    return Layer(
+        **products,
+        norm_before_attention_C=layer.input_layernorm.weight.detach(),
+        norm_before_units_C=layer.post_attention_layernorm.weight.detach(),
+        head_norms_2D=None if norms[0] is None else torch.stack([norm.weight.detach() for norm in norms]),
+        window=layer_window(attention.config, index) or 0,
+    )
+
+
+def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None, rank: int) -> Product:
+    weight_NC = torch.cat([linear.weight for linear in linears])
+    first = 0
+    for linear in linears:
+        linear.weight = nn.Parameter(weight_NC[first : first + linear.out_features], requires_grad=False)
+        first += linear.out_features
+    biases = [linear.bias for linear in linears]
+    bias_N = None
+    if any(bias is not None for bias in biases):
+        bias_N = torch.cat(
+            [
+                weight_NC.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+                for linear in linears
+            ]
+        )
+    if adapter is None:
+        return Product(weight_NC, bias_N, None, None)
+    down_RC = weight_NC.new_zeros(rank * len(linears), weight_NC.shape[1])
+    up_NR = weight_NC.new_zeros(len(weight_NC), rank)
+    first = 0
+    for number, (linear, name) in enumerate(zip(linears, names, strict=True)):
+        if name in adapter.config.targets:
+            down, up = adapter.low_rank(name)
+            down_RC[number * rank : number * rank + len(down)] = down
+            up_NR[first : first + len(up), : up.shape[1]] = up
+        first += linear.out_features
+    return Product(weight_NC, bias_N, down_RC, up_NR)
