@@ -9,6 +9,9 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub: tests never reach out
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports kernels: they run without a GPU, slowly
 from hypothesis import settings
 
 from assembly import assembled

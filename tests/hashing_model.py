@@ -79,6 +79,9 @@ class HashForward:
 
     def synchronize(self) -> None: ...
 
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
+        """The host takes part in every step."""
+
 
 def answer(prompt: list[int], params: SamplingParams, seed: int, choice: int = 0) -> list[int]:
     """What the model writes, one token at a time, without a cache."""

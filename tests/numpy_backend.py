@@ -85,6 +85,9 @@ class NumpyForward:
 
     def synchronize(self) -> None: ...
 
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
+        """The host takes part in every step."""
+
 
 def as_numpy(parts: Parts) -> Parts:
     """The same, all of it behind numpy arrays."""

@@ -178,6 +178,72 @@ class Forward(Protocol):
         """Wait until the device has done all that it was given."""
         ...
 
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> Stepper | None:
+        """Steps that the device runs by itself, with up to so many drafts and places; always the same for the same
+        arguments. None where the host takes part in every step. `ends`: tokens that end a text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What one step gave one place."""
+
+    tokens: tuple[int, ...]
+    confidence: tuple[float, ...]
+    """The model's own probability of each."""
+
+
+class Stepper(Protocol):
+    """Greedy steps of one shape over a number of places, each of which holds a text. The device verifies, drafts from
+    masks and lays out the next step without the host, which may be a step behind.
+
+    The cache's bookkeeping is the caller's: a step writes `rows` tokens behind those that its text has in the cache,
+    and keeps as many of them, the first ones, as it emits tokens."""
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a step emits at most, less one."""
+        ...
+
+    @property
+    def places(self) -> int: ...
+
+    @property
+    def rows(self) -> int:
+        """Of one place."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """What a step takes, over short texts."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        ...
+
+    def begin(self, place: int, *, cached: int, pending: int, room: int, blocks: Items[int]) -> None:
+        """Let a place go on with a text: so many tokens are in the cache, in these blocks of it, one token is not, and
+        so many may be written."""
+        ...
+
+    def give_blocks(self, place: int, blocks: Items[int]) -> None:
+        """Those that the text has now."""
+        ...
+
+    def end(self, place: int) -> None:
+        """The place is nobody's."""
+        ...
+
+    def launch(self) -> None:
+        """Start a step of all places."""
+        ...
+
+    def collect(self) -> list[Emitted]:
+        """Wait for the earliest step in flight: what it gave each place."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes continuations. May propose nothing; is never trusted.
@@ -218,6 +284,8 @@ class Policy(Protocol):
     """Rows beyond the pending ones that a step can use if there is room for them."""
     reads_whole_texts: bool
     """Whether one of its drafters must see every token of a text."""
+    device_drafts: int | None
+    """The most drafts from masks in a step that a device runs by itself; None where its steps must be planned."""
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         """`others`: rows that the step has besides those of these sequences."""

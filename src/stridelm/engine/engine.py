@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import TextStream
 from stridelm.engine.scheduler import Scheduler
+from stridelm.engine.strider import Strider
 from stridelm.layout import lay_out
 from stridelm.model.kv_cache import Table
 from stridelm.model.tokenizer import TextTokenizer
@@ -25,6 +26,7 @@ class Engine:
         self.forward = forward
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)
+        self.strider = Strider(forward)
         self._texts: dict[Sequence, TextStream] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -45,11 +47,18 @@ class Engine:
     def step(self) -> list[tuple[Sequence, Stride | Exception]]:
         """One forward pass; returns what it added to each answer, or what an answer failed with. Prompts still being
         read add nothing."""
-        batch = self.scheduler.schedule()
-        if not batch:
-            return []
-        step = self._decide(batch)
-        return self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
+        events: list[tuple[Sequence, Stride | Exception]] = []
+        on_device, batch = self.strider.split(self.scheduler.schedule())
+        try:
+            for decided in self.strider.step(on_device):
+                events += self._emit(_Step(*decided))
+        except InputError:  # somebody's: as below, by themselves the others get on
+            self.strider.forget()
+            batch = on_device + batch
+        if batch:
+            step = self._decide(batch)
+            events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
+        return events
 
     def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
         """Write one answer to its end, no other being in the making; what it fails with is raised. For measurements:
@@ -82,7 +91,7 @@ class Engine:
             raise  # ours, not a request's
         except Exception as error:
             return error
-        return _Step(batch, blocks, outputs, commits)
+        return _Step(batch, blocks, commits, outputs)
 
     def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
         """Somebody's request broke the step. By themselves the others get on, and it fails."""
@@ -113,7 +122,7 @@ class Engine:
             sequence.cached += len(commit.kept)
             strides.append(self._advance(sequence, block, commit))
             cache.publish(table, sequence.tokens)
-        for policy, part in _policies(step.batch):
+        for policy, part in _policies(step.batch) if step.outputs else ():
             policy.observe(step.batch[part], step.blocks[part], step.outputs[part], step.commits[part])
         for sequence, stride in zip(step.batch, strides, strict=True):
             if sequence.finish_reason or isinstance(stride, Exception):
@@ -170,8 +179,9 @@ class _Step:
 
     batch: list[Sequence]
     blocks: list[Block]
-    outputs: list[Output]
     commits: list[Commit]
+    outputs: list[Output] = field(default_factory=list)
+    """None of steps that the device ran by itself: policies learn nothing of these."""
 
 
 def _policies(batch: list[Sequence]) -> list[tuple[Policy, slice]]:

@@ -94,6 +94,9 @@ class TorchForward:
         if self.network.device.type == "cuda":
             torch.cuda.synchronize(self.network.device)
 
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
+        """The host takes part in every step."""
+
 
 def _run_transformers(
     network: PreTrainedModel,

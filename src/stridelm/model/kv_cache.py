@@ -42,6 +42,8 @@ class Table:
     """So many stay until the end of the next step."""
     published: int = 0
     """So many of the blocks are known to the index."""
+    cuts: int = 0
+    """How often blocks were taken from the table: what was launched before may have written elsewhere."""
     last_published: int = START
     """The index's name for the last of them."""
 
@@ -138,6 +140,11 @@ class KVCache:
         self._grow(table, blocks_for(tokens))
         table.granted = max(table.granted, blocks_for(tokens))
 
+    def reserve(self, table: Table, tokens: int) -> None:
+        """Set blocks aside for so many tokens in all, until they are taken back."""
+        self._grow(table, blocks_for(tokens))
+        table.reserved = max(table.reserved, blocks_for(tokens))
+
     def give_back(self, table: Table) -> int:
         """Take back what was set aside for a table and is not used; how many blocks that were."""
         held = len(table.blocks)
@@ -180,6 +187,7 @@ class KVCache:
         if len(table.blocks) > blocks:
             self.references[table.blocks[blocks:]] -= 1
             del table.blocks[blocks:]
+            table.cuts += 1
         assert table.published <= len(table.blocks), "what others may start from was cut off"
 
     def reading_slots(self, table: Table) -> slice | np.ndarray:

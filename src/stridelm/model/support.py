@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
 from stridelm.model.attention import NAME, UnsupportedModel, layer_window
 from stridelm.model.forward import TorchForward
@@ -15,7 +16,7 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "hybrid", "mamba", "recurrent", "conv"}
 _LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 _TRIAL_STEPS = (0, 4, 5, 6)
-_TRIAL_TOKENS = _TRIAL_STEPS[-1]
+TRIAL_TOKENS = _TRIAL_STEPS[-1]
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
 # bfloat16 is that coarse: the built-in model's own logits on a GPU are a tenth away from float32's. Wrong attention, as
 # cuDNN's was, showed as more than one.
@@ -75,14 +76,10 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
     rows are on trial, too.
     """
     config, family = network.config.get_text_config(), network.config.model_type
-    forward = TorchForward(network, _TRIAL_TOKENS)
-    table, ids, actual = forward.cache.open(), trial_ids(network), []
+    forward = TorchForward(network, TRIAL_TOKENS)
     try:
         network.set_attn_implementation(NAME)
-        for start, end in pairwise(_TRIAL_STEPS):
-            (output,) = forward(lay_out([make_block(start, ids[start:end])]), [table])
-            actual.append(output.logits_WV)
-            forward.cache.keep(table, range(end - start))
+        actual = trial_logits(forward, network)
     except UnsupportedModel:
         raise
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
@@ -98,13 +95,29 @@ def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
                 f"{family} does not tell attention the sliding window of layer {layer}: not supported"
             )
     compared = expected[[end - 1 for end in _TRIAL_STEPS[1:]]]
-    apart = float((compared - torch.cat(actual)).abs().max() / compared.abs().max())
+    apart = distance(compared, actual)
     if not apart <= TOLERANCE[network.dtype]:
         raise UnsupportedModel(
             f"{family} gives other logits through StrideLM's forward (relative difference {apart:.1e}): not supported"
         )
 
 
+def trial_logits(forward: Forward, network: PreTrainedModel) -> torch.Tensor:
+    """What a forward of this network says behind each step of the trial."""
+    table, ids, actual = forward.cache.open(), trial_ids(network), []
+    for start, end in pairwise(_TRIAL_STEPS):
+        (output,) = forward(lay_out([make_block(start, ids[start:end])]), [table])
+        actual.append(output.logits_WV)
+        forward.cache.keep(table, range(end - start))
+    forward.cache.free(table)
+    return torch.cat(actual)
+
+
+def distance(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """The largest difference, the largest logit being 1."""
+    return float((expected - actual).abs().max() / expected.abs().max())
+
+
 def trial_ids(network: PreTrainedModel) -> list[int]:
     vocabulary = network.config.get_text_config().vocab_size
-    return [token % vocabulary for token in range(1, _TRIAL_TOKENS + 1)]
+    return [token % vocabulary for token in range(1, TRIAL_TOKENS + 1)]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from stridelm.contracts import Forward
 from stridelm.model import builtin
 from stridelm.model.adapter import load_adapter
 from stridelm.model.assistant import assistant_folder, load_assistant
@@ -11,6 +12,8 @@ from stridelm.model.converted import load_converted
 from stridelm.model.draft_source import load_given_draft, own_draft_loader
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import TorchGate, attach
+from stridelm.model.gpu.load import stacked
+from stridelm.model.gpu.weights import Weights
 from stridelm.model.heads import TorchHeads, heads_for, load_heads
 from stridelm.model.load import Checkpoint
 from stridelm.model.preview import adapter_folder
@@ -34,9 +37,14 @@ def load_parts(
     target, converted = load_converted(model, settings, adapted)
     assisting = assistant_folder(draft_model) if draft_model else None
     draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
-    gate = None if converted is None else attach(target.network, converted)
+    on_gpu = stacked(target.network, converted)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
-    parts = parts_of(target, settings, gate=gate, draft=draft, heads=given)
+    if on_gpu is not None:
+        target = replace(target, has_own_rows=True)
+        parts = parts_of(target, settings, gate=on_gpu.gate, weights=on_gpu.weights, draft=draft, heads=given)
+    else:
+        gate = None if converted is None else attach(target.network, converted)
+        parts = parts_of(target, settings, gate=gate, draft=draft, heads=given)
     return replace(parts, assistant=load_assistant(assisting, target, parts.forward)) if assisting else parts
 
 
@@ -45,10 +53,12 @@ def parts_of(
     settings: LoadSettings,
     *,
     gate: TorchGate | None = None,
+    weights: Weights | None = None,
     draft: Checkpoint | None = None,
     heads: TorchHeads | None = None,
 ) -> Parts:
-    """`gate` is what `attach` gave for the target's network; `heads` were trained on it and lie on its device."""
+    """`gate` is what `attach` gave for the target's network, or what lies beside the `weights` that the GPU backend
+    takes; `heads` were trained on it and lie on its device."""
     own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
 
     @cache
@@ -58,9 +68,17 @@ def parts_of(
 
     return Parts(
         target,
-        TorchForward(target.network, settings.cache_tokens, gate),
+        _forward(target, settings.cache_tokens, gate, weights),
         None if draft is None else Draft(draft, TorchForward(draft.network, settings.cache_tokens)),
         heads,
         own_draft_loader(target, settings.cache_tokens),
         None if own_heads is None else load_own_heads,
     )
+
+
+def _forward(target: Checkpoint, cache_tokens: int, gate: TorchGate | None, weights: Weights | None) -> Forward:
+    if weights is None:
+        return TorchForward(target.network, cache_tokens, gate)
+    from stridelm.model.gpu.forward import GpuForward
+
+    return GpuForward(target.network, weights, cache_tokens, gate)

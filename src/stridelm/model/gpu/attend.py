@@ -13,7 +13,9 @@ What stands between, other branches of the tree, is never read.
 Shape letters: R runs, M query rows of a program (rows x heads), T keys of a tile, D head size.
 """
 
+# What a kernel is written in only looks like Python.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 

@@ -12,7 +12,9 @@ Shape letters: B places, X nodes of a depth that have children, N candidates, S 
 the vocabulary.
 """
 
+# What a kernel is written in only looks like Python.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
@@ -196,7 +198,7 @@ def picked(
             move_NS = tl.load(moves + of_N[:, None] * S + at_S[None, :], mask=(at_S < S)[None, :], other=0.0)
             score_N += tl.sum(move_NS.to(tl.float32) * state_S[None, :], axis=1)
     for branch in range(BRANCHES):
-        top, at = tl.max(score_N, axis=0, return_indices=True)
+        at = tl.argmax(score_N, axis=0)
         child = tl.load(children + node * BRANCHES + branch)
         token = tl.sum(tl.where(at_N == at, token_N, 0), axis=0)
         if child >= 0:

@@ -2,6 +2,7 @@
 comes."""
 
 import torch
+import triton
 from transformers import PreTrainedModel
 
 from stridelm.model.cuda_graph import Graphed
@@ -9,7 +10,9 @@ from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.layers import Layers, Scores
 from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill, has_trees
 from stridelm.model.gpu.memory import GpuMemory
-from stridelm.model.gpu.weights import Weights
+from stridelm.model.gpu.stepper import GpuStepper
+from stridelm.model.gpu.template import Template
+from stridelm.model.gpu.weights import BEYOND, Weights
 from stridelm.model.kv_cache import KVCache, Table, blocks_for
 from stridelm.types import Output, Rows
 
@@ -34,6 +37,7 @@ class GpuForward:
         self._buffers: dict[Shape, LayoutBuffer] = {}
         self._graphs: dict[Shape, Graphed] = {}
         self._scores: dict[Shape, Scores] = {}
+        self._steppers: dict[tuple[int, int, frozenset[int]], GpuStepper] = {}
 
     @torch.inference_mode()
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
@@ -87,11 +91,12 @@ class GpuForward:
 
     @property
     def longest(self) -> int:
-        return len(self.weights.cosine_PD)
+        return len(self.weights.cosine_PD) - BEYOND
 
     @property
     def identity(self) -> tuple[object, ...]:
-        return "gpu", self.weights.dtype, torch.cuda.get_device_name(self.weights.device), torch.__version__
+        place = torch.cuda.get_device_name() if self.weights.device.type == "cuda" else "interpreter"
+        return "gpu", self.weights.dtype, place, torch.__version__, triton.__version__
 
     def with_cache(self, tokens: int) -> "GpuForward":
         return GpuForward(self.network, self.weights, tokens, self.gate)
@@ -105,6 +110,14 @@ class GpuForward:
     def synchronize(self) -> None:
         if self.weights.device.type == "cuda":
             torch.cuda.synchronize(self.weights.device)
+
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> GpuStepper:
+        key = (drafts, places, ends)
+        if key not in self._steppers:
+            self._steppers[key] = GpuStepper(
+                self.network, self.run_layers, Template.chain(drafts), places, self.pages, ends
+            )
+        return self._steppers[key]
 
 
 def _scored(rows: Rows) -> list[slice]:

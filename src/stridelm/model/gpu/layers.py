@@ -4,6 +4,8 @@ Shape letters: M rows, W wanted rows, C model width, V vocabulary, B blocks, P p
 block's pending rows.
 """
 
+# A kernel is launched with plain numbers where it names constants.
+# pyright: reportArgumentType=false
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +28,7 @@ VOCABULARY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of a step, all int32 and on the device. The last block is nobody's: rows that fill up a step lie there."""
+    """The rows of a step, all int32 and on the device. Rows that only fill it up belong to a block that is nobody's."""
 
     ids_M: torch.Tensor
     blocks_M: torch.Tensor

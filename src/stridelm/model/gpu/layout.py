@@ -84,7 +84,7 @@ def runs_of(parents_Q: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray
     """First rows and lengths of the runs: rows of which each is the child of the one before, cut at `longest`."""
     places = np.arange(len(parents_Q))
     begins = np.flatnonzero((parents_Q != places - 1) | (parents_Q < 0))
-    lengths = np.diff([*begins, len(parents_Q)])
+    lengths = np.diff(np.append(begins, len(parents_Q)))
     parts = -(-lengths // longest)
     first = np.repeat(begins, parts) + longest * (np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts))
     ends = np.repeat(begins + lengths, parts)

@@ -13,7 +13,7 @@ PAGE = BLOCK_SIZE
 
 
 class GpuMemory:
-    """Keeps `model.kv_cache.KVMemory`. Behind the pages that the cache gives out lies one for rows that nobody needs."""
+    """Keeps `model.kv_cache.KVMemory`. Behind the pages that the cache gives out lies one for rows of nobody."""
 
     def __init__(
         self, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: torch.device

@@ -5,7 +5,7 @@
     gated_units    norm, gate and up product, SiLU, their product
     scored         the output head, with every tile's best token and its part of the softmax's sum
 
-A tile has 64 rows whatever the step has, and sums over the inputs in order. So a row's bits do not depend on the others.
+A tile has 64 rows whatever the step has, and sums over the inputs in order: a row's bits do not depend on the others.
 The low-rank parts of an adapter (LOW) are products beside the base's: their first factor is stacked under the weight,
 their second is applied at the tile's end, times the row's gate; a real row adds an exact zero.
 
@@ -13,7 +13,9 @@ Shape letters: M rows, C inputs, N outputs, R rank, H query heads, G key-value h
 S cache slots, V vocabulary.
 """
 
+# What a kernel is written in only looks like Python.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
@@ -143,9 +145,8 @@ def turned_heads(
         page_M = tl.load(tables + block_M * PAGES + place_M // PAGE, mask=is_row_M, other=0)
         slot_M = page_M.to(tl.int64) * PAGE + place_M % PAGE
         at_MN = slot_M[:, None] * (G * D) + half_N[None, :]
-        if kind == 1:
-            to_MN = keys + at_MN + (head - H) * D
-        else:
+        to_MN = keys + at_MN + (head - H) * D
+        if kind == 2:
             to_MN = values + at_MN + (head - H - G) * D
         tl.store(to_MN, one_MN.to(keys.dtype.element_ty), mask=stored)
         tl.store(to_MN + D // 2, two_MN.to(keys.dtype.element_ty), mask=stored)

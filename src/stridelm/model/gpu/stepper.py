@@ -1,17 +1,21 @@
-"""Steps that the device runs by itself: forward, walk, drafts and the next block are one CUDA graph. The host only reads
-what was emitted, and may start the next step before it has.
+"""Steps that the device runs by itself: forward, walk, drafts and the next block are one CUDA graph. The host only
+reads what was emitted, and may start the next step before it has.
 
 Shape letters: B places, M rows, W = M, C model width, S state of the sequential head, N candidates, D draws of a step.
 """
 
+# A kernel is launched with plain numbers where it names constants.
+# pyright: reportArgumentType=false
+import statistics
+import time
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from stridelm.contracts import Emitted
 from stridelm.layout import lineage
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.decide import candidates, cell, gathered, picked, settled
@@ -19,49 +23,16 @@ from stridelm.model.gpu.layers import TAIL, VOCABULARY_TILE, Layers, Layout, Sco
 from stridelm.model.gpu.layout import runs_of
 from stridelm.model.gpu.memory import PAGE
 from stridelm.model.gpu.template import Template
-from stridelm.model.sequential_head import SequentialHead
 
 CANDIDATES = 16
 _STATE_TILE = 16
 _IN_FLIGHT = 2
 """Steps whose results the host has not read yet."""
+_TRIALS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A text that the device is to go on with."""
-
-    cached: int
-    pending: int
-    """Its one token that is not in the cache."""
-    room: int
-    """Tokens that may be written."""
-    pages: Items[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What one step gave one place."""
-
-    tokens: tuple[int, ...]
-    confidence: tuple[float, ...]
-
-
-class Drafting:
-    """The sequential head as the kernels read it."""
-
-    def __init__(self, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> None:
-        width = head.write.out_features
-        self.size = head.size
-        self.output_weight = head.read.weight[:, :width].to(device, dtype).contiguous()
-        self.before_weight = head.read.weight[:, width:].to(device, dtype).contiguous()
-        self.bias = head.read.bias.to(device, dtype)
-        self.carry_weight = head.carry.weight.to(device, dtype).contiguous()
-        self.write_weight = head.write.weight.to(device, dtype).contiguous()
-
-
-class Stepper:
-    """A number of places and one template. Those of one model share weights, cache and the memory of their graphs."""
+class GpuStepper:
+    """Keeps `contracts.Stepper`. Those of one model share weights and cache."""
 
     def __init__(
         self,
@@ -70,10 +41,10 @@ class Stepper:
         template: Template,
         places: int,
         pages: int,
-        ends: Items[int],
-        drafting: Drafting | None,
+        ends: frozenset[int],
     ) -> None:
-        self.layers, self.template, self.places, self.drafting = layers, template, places, drafting
+        self.layers, self.template, self.places = layers, template, places
+        self.drafting = layers.weights.drafting
         self.device = layers.weights.device
         self.draws = template.deepest + 1
         self.layout = _layout(template, places, pages, layers, self.device)
@@ -93,26 +64,47 @@ class Stepper:
         self._host = [torch.zeros(self.results.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_IN_FLIGHT)]
         self._events = [torch.cuda.Event() for _ in range(_IN_FLIGHT)] if is_cuda else []
         self._launched = self._collected = 0
+        self._seconds: float | None = None
+
+    @property
+    def drafts(self) -> int:
+        return self.template.nodes - 1
+
+    @property
+    def rows(self) -> int:
+        return self.template.rows
 
     @property
     def in_flight(self) -> int:
         return self._launched - self._collected
 
-    @torch.inference_mode()
-    def begin(self, place: int, start: Start) -> None:
-        """Let a place go on with this text, without drafts at first."""
-        rows, ids = slice(place * self.template.rows, (place + 1) * self.template.rows), self.layout.ids_M
-        ids[rows] = torch.tensor(
-            [start.pending, *[-1] * (self.template.nodes - 1), *[0] * (self.template.rows - self.template.nodes)],
-            dtype=torch.int32,
-        )
-        self.layout.starts_B[place] = start.cached
-        self.rooms_B[place] = start.room
-        self.give_pages(place, start.pages)
+    @property
+    def seconds(self) -> float:
+        """The middle of some steps, on places that are nobody's."""
+        assert not self.in_flight
+        if self._seconds is None:
+            times: list[float] = []
+            for _ in range(_TRIALS):
+                started = time.perf_counter()
+                self.launch()
+                self.collect()
+                times.append(time.perf_counter() - started)
+            self._seconds = statistics.median(times)
+        return self._seconds
 
     @torch.inference_mode()
-    def give_pages(self, place: int, pages: Items[int]) -> None:
-        self.layout.tables_BP[place, : len(pages)] = torch.tensor(list(pages), dtype=torch.int32)
+    def begin(self, place: int, *, cached: int, pending: int, room: int, blocks: Items[int]) -> None:
+        """There are no drafts at first."""
+        first = place * self.rows
+        ids = [pending, *[-1] * self.drafts]
+        self.layout.ids_M[first : first + len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        self.layout.starts_B[place] = cached
+        self.rooms_B[place] = room
+        self.give_blocks(place, blocks)
+
+    @torch.inference_mode()
+    def give_blocks(self, place: int, blocks: Items[int]) -> None:
+        self.layout.tables_BP[place, : len(blocks)] = torch.tensor(list(blocks), dtype=torch.int32)
 
     @torch.inference_mode()
     def end(self, place: int) -> None:
@@ -196,9 +188,9 @@ class Stepper:
         moves = read = state = None
         if drafting is not None:
             rows = weights.head_VC[tokens_BKN.flatten()]
-            moves = rows.to(drafting.write_weight.dtype) @ drafting.write_weight
-            unit = functional.rms_norm(outputs_BKC.float(), (weights.width,)).to(drafting.bias.dtype)
-            read = functional.linear(unit.flatten(0, 1), drafting.output_weight, drafting.bias)
+            moves = rows.to(drafting.write_weight_CS.dtype) @ drafting.write_weight_CS
+            unit = functional.rms_norm(outputs_BKC.float(), (weights.width,)).to(drafting.bias_S.dtype)
+            read = functional.linear(unit.flatten(0, 1), drafting.output_weight_SC, drafting.bias_S)
         before = 0
         for depth, (nodes, sources, children_XR) in enumerate(self._levels):
             count = len(nodes)
@@ -226,8 +218,8 @@ class Stepper:
         rows = self.places * len(nodes)
         new_state = torch.empty(rows, drafting.size, dtype=torch.float32, device=self.device)
         cell[(-(-drafting.size // _STATE_TILE), -(-rows // 16))](
-            self.layout.ids_M, weights.embedding_VC, drafting.before_weight, drafting.carry_weight, read, nodes, sources,
-            state, new_state, rows, depth,
+            self.layout.ids_M, weights.embedding_VC, drafting.before_weight_SC, drafting.carry_weight_SS, read, nodes,
+            sources, state, new_state, rows, depth,
             ROWS=template.rows, X=len(nodes), X_BEFORE=before, MASKS=template.masks, C=weights.width, S=drafting.size,
             BX=16, BS=_STATE_TILE, BK=64,
         )  # fmt: skip

@@ -3,9 +3,10 @@
 Node 0 is the pending token. A node's children are its parent's likeliest continuation, the second likeliest, ... So the
 shape is known beforehand; which tokens the nodes hold is decided on the device.
 
-    chain of 2, 2 masks        0-1-2                rows  0 1 2  m m  m m  m m
-                               |  \  \\
-                               mm  mm mm
+    chain of 2, 2 masks    0-1-2         rows  0 1 2  m m  m m  m m
+                           | | |               nodes  of 0 of 1 of 2
+                           m m m
+                           m m m
 """
 
 from dataclasses import dataclass

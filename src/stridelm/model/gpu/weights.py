@@ -16,10 +16,13 @@ from transformers import PreTrainedModel
 from stridelm.model.adapter import Adapter
 from stridelm.model.attention import layer_window
 from stridelm.model.scorer import cap_of
+from stridelm.model.sequential_head import SequentialHead
 
 _FAMILIES = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 DTYPES = (torch.bfloat16, torch.float32)
 """float16 has no room for a residual that is not normed yet."""
+BEYOND = 128
+"""Positions behind the longest text that are known."""
 _TARGETS = {
     "heads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "output": ("self_attn.o_proj",),
@@ -55,6 +58,37 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """The sequential head, taken apart by what each part reads."""
+
+    size: int
+    output_weight_SC: torch.Tensor
+    """Of a mask's output, both halves of the state's input."""
+    before_weight_SC: torch.Tensor
+    """Of the token before."""
+    bias_S: torch.Tensor
+    carry_weight_SS: torch.Tensor
+    write_weight_CS: torch.Tensor
+
+    @classmethod
+    def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "Drafting":
+        width = head.write.out_features
+        return cls(
+            head.size,
+            *(
+                part.to(device, dtype).contiguous()
+                for part in (
+                    head.read.weight[:, :width],
+                    head.read.weight[:, width:],
+                    head.read.bias,
+                    head.carry.weight,
+                    head.write.weight,
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     layers: tuple[Layer, ...]
     embedding_VC: torch.Tensor
@@ -73,6 +107,7 @@ class Weights:
     """Of the low-rank parts as stored: a power of two, filled up with zeros. 16 where there are none."""
     epsilon: float
     scaling: float
+    drafting: Drafting | None
 
     @property
     def is_gated(self) -> bool:
@@ -117,9 +152,11 @@ def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
     decoder, config = whole.base_model, network.config.get_text_config()
     attention = decoder.layers[0].self_attn
     rank = 16 if adapter is None else max(16, 1 << (adapter.config.rank - 1).bit_length())
-    positions = torch.arange(int(config.max_position_embeddings), device=network.device)[None]
+    # Drafts and masks may lie behind the last position that a text may have.
+    positions = torch.arange(int(config.max_position_embeddings) + BEYOND, device=network.device)[None]
     cosine_1PD, sine_1PD = decoder.rotary_emb(torch.zeros(1, device=network.device), position_ids=positions)
     half = attention.head_dim // 2
+    sequential = None if adapter is None else adapter.sequential_head()
     embedding = whole.get_input_embeddings().weight
     head = whole.get_output_embeddings()
     masks = embedding.new_zeros(1, embedding.shape[1]) if adapter is None else adapter.mask_embedding
@@ -139,6 +176,7 @@ def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
         rank=rank,
         epsilon=float(config.rms_norm_eps),
         scaling=float(attention.scaling),
+        drafting=None if sequential is None else Drafting.of(sequential, network.dtype, network.device),
     )
 
 
@@ -154,12 +192,12 @@ def _layer(network: Any, index: int, adapter: Adapter | None, rank: int) -> Laye
         )
         for name, targets in _TARGETS.items()
     }
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    norms = [getattr(attention, name).weight.detach() for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return Layer(
         **products,
         norm_before_attention_C=layer.input_layernorm.weight.detach(),
         norm_before_units_C=layer.post_attention_layernorm.weight.detach(),
-        head_norms_2D=None if norms[0] is None else torch.stack([norm.weight.detach() for norm in norms]),
+        head_norms_2D=torch.stack(norms) if norms else None,
         window=layer_window(attention.config, index) or 0,
     )
 

@@ -52,6 +52,9 @@ class NativeForward:
     def synchronize(self) -> None:
         """A call returns when all is done."""
 
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
+        """The host takes part in every step."""
+
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
         for table, segment in zip(tables, rows.segments, strict=True):
