@@ -1,16 +1,17 @@
-"""Triton kernel: a row sees the cached prefix and its own ancestors.
+"""Triton kernels: a row sees the cached prefix and its own ancestors.
 
-A program takes a run of rows, each the child of the one before it, and all query heads of one key-value head. The keys
-that such rows see lie on one path, and are read in the order of their positions, wherever they lie:
+A program takes a run of rows, each the child of the one before it, all query heads of one key-value head, and a span of
+positions. The keys that such rows see lie on one path, and are read in the order of their positions, wherever they lie:
 
     position   0 .. start-1       in the cache's pages
-               start .. + chain   the block's pending rows, a chain: row 0, row 1, ...
-               beyond             ancestors among drafts and masks: `tails` names their rows
+               start .. + chain   the block's first rows, a chain: row 0, row 1, ...
+               beyond             ancestors among drafts and masks: `tails` names their places
 
-So a row's sum runs over the same keys in the same order and the same tiles as it will once they all lie in the prefix.
-What stands between, other branches of the tree, is never read.
+What stands between, other branches of the tree, is never read. Spans begin at fixed positions, and are joined in their
+order by the second kernel. So a row's sum runs over the same keys in the same order as it will once they all lie in the
+prefix, and its bits are the same.
 
-Shape letters: R runs, M query rows of a program (rows x heads), T keys of a tile, D head size.
+Shape letters: M query rows of a program (rows x heads), T keys of a span, D head size, S spans, X heads of a key head.
 """
 
 # What a kernel is written in only looks like Python.
@@ -19,65 +20,110 @@ Shape letters: R runs, M query rows of a program (rows x heads), T keys of a til
 import triton
 import triton.language as tl
 
+from stridelm.model.gpu.ahead import await_inputs, let_next_begin
+
 
 @triton.jit
-def attended(
-    query, keys, values, output, run_rows, run_counts, blocks, depths, starts, chains, tails, tables, scale,
+def attended_spans(
+    query, keys, values, runs, first_run, starts, chains, tails, tables, sums, bests, totals, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr,
-    BT: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, TAIL: tl.constexpr, WINDOW: tl.constexpr,
-    TREE: tl.constexpr,
+    SPAN: tl.constexpr, SPANS: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, TAIL: tl.constexpr,
+    WINDOW: tl.constexpr, TREE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    run, head = tl.program_id(0), tl.program_id(1)
-    count = tl.load(run_counts + run)
-    if count == 0:
-        return
-    first_row = tl.load(run_rows + run)
-    block = tl.load(blocks + first_row)
+    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights."""
+    let_next_begin(AHEAD)
+    await_inputs(AHEAD)
+    local, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    run = first_run + local
+    first_row = tl.load(runs + run * 4)
+    count = tl.load(runs + run * 4 + 1)
+    block = tl.load(runs + run * 4 + 2)
+    depth = tl.load(runs + run * 4 + 3)
     start = tl.load(starts + block)
     chain = tl.load(chains + block)
-    first = start + tl.load(depths + first_row)
+    first = start + depth
     end = first + count
+    begin = span * SPAN
+    if (count == 0) | (begin >= end):
+        return
+    if WINDOW > 0:
+        if begin + SPAN <= first - WINDOW + 1:
+            return
     SHARE: tl.constexpr = H // G
     at_M = tl.arange(0, BM)
     row_M = at_M // SHARE
     at_D = tl.arange(0, BD)
-    held_MD = (row_M < count)[:, None] & (row_M < ROWS)[:, None] & (at_D < D)[None, :]
-    to_MD = (first_row + row_M)[:, None] * (H * D) + (head * SHARE + at_M % SHARE)[:, None] * D + at_D[None, :]
-    query_MD = tl.load(query + to_MD, mask=held_MD, other=0.0)
+    held_M = (row_M < count) & (row_M < ROWS)
+    held_MD = held_M[:, None] & (at_D < D)[None, :]
+    of_MD = (first_row + row_M)[:, None] * (H * D) + (head * SHARE + at_M % SHARE)[:, None] * D + at_D[None, :]
+    query_MD = tl.load(query + of_MD, mask=held_MD, other=0.0)
     position_M = first + row_M
-    best_M = tl.full((BM,), float("-inf"), tl.float32)
-    total_M = tl.zeros((BM,), tl.float32)
-    sum_MD = tl.zeros((BM, BD), tl.float32)
-    begin = start * 0
+    position_T = begin + tl.arange(0, SPAN)
+    is_key_T = position_T < end
+    place_T = position_T
+    if TREE:
+        beyond_T = position_T - start - chain
+        tail_T = tl.load(tails + run * TAIL + beyond_T, mask=is_key_T & (beyond_T >= 0), other=0)
+        place_T = tl.where(beyond_T >= 0, start + tail_T, position_T)
+    page_T = tl.load(tables + block * PAGES + place_T // PAGE, mask=is_key_T, other=0)
+    slot_T = page_T.to(tl.int64) * PAGE + place_T % PAGE
+    at_TD = slot_T[:, None] * (G * D) + head * D + at_D[None, :]
+    held_TD = is_key_T[:, None] & (at_D < D)[None, :]
+    key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
+    value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
+    score_MT = tl.dot(query_MD, tl.trans(key_TD), input_precision="ieee") * scale
+    sees_MT = (position_T[None, :] <= position_M[:, None]) & is_key_T[None, :]
     if WINDOW > 0:
-        begin = tl.maximum(first - WINDOW + 1, 0) // BT * BT
-    for tile in range(begin, end, BT):
-        position_T = tile + tl.arange(0, BT)
-        is_key_T = position_T < end
-        place_T = position_T
-        if TREE:
-            beyond_T = position_T - start - chain
-            tail_T = tl.load(tails + run * TAIL + beyond_T, mask=is_key_T & (beyond_T >= 0), other=0)
-            place_T = tl.where(beyond_T >= 0, start + tail_T, position_T)
-        page_T = tl.load(tables + block * PAGES + place_T // PAGE, mask=is_key_T, other=0)
-        slot_T = page_T.to(tl.int64) * PAGE + place_T % PAGE
-        at_TD = slot_T[:, None] * (G * D) + head * D + at_D[None, :]
-        held_TD = is_key_T[:, None] & (at_D < D)[None, :]
-        key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
-        value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
-        score_MT = tl.dot(query_MD, tl.trans(key_TD), input_precision="ieee") * scale
-        sees_MT = position_T[None, :] <= position_M[:, None]
-        if WINDOW > 0:
-            sees_MT &= position_T[None, :] > position_M[:, None] - WINDOW
-        score_MT = tl.where(sees_MT, score_MT, float("-inf"))
-        higher_M = tl.maximum(best_M, tl.max(score_MT, axis=1))
-        # A row may see nothing of the first tiles of a window.
-        floor_M = tl.where(higher_M == float("-inf"), 0.0, higher_M)
-        weight_MT = tl.exp(score_MT - floor_M[:, None])
-        shrink_M = tl.exp(best_M - floor_M)
-        total_M = total_M * shrink_M + tl.sum(weight_MT, axis=1)
-        sum_MD = sum_MD * shrink_M[:, None]
-        sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, sum_MD, input_precision="ieee")
-        best_M = higher_M
-    sum_MD = sum_MD / total_M[:, None]
-    tl.store(output + to_MD, sum_MD.to(output.dtype.element_ty), mask=held_MD)
+        sees_MT &= position_T[None, :] > position_M[:, None] - WINDOW
+    score_MT = tl.where(sees_MT, score_MT, float("-inf"))
+    best_M = tl.max(score_MT, axis=1)
+    # A row may see nothing of a span that others of its run see.
+    floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
+    weight_MT = tl.exp(score_MT - floor_M[:, None])
+    sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
+    to_M = ((local * ROWS + row_M) * H + head * SHARE + at_M % SHARE) * SPANS + span
+    tl.store(sums + to_M.to(tl.int64)[:, None] * D + at_D[None, :], sum_MD, mask=held_MD)
+    tl.store(bests + to_M, best_M, mask=held_M)
+    tl.store(totals + to_M, tl.sum(weight_MT, axis=1), mask=held_M)
+
+
+@triton.jit
+def joined(
+    sums, bests, totals, runs, first_run, starts, output,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BX: tl.constexpr,
+    SPAN: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One row's spans, in order, for the query heads of one key head."""
+    let_next_begin(AHEAD)
+    await_inputs(AHEAD)
+    local, head = tl.program_id(0), tl.program_id(1)
+    run, row = first_run + local // ROWS, local % ROWS
+    first_row = tl.load(runs + run * 4)
+    count = tl.load(runs + run * 4 + 1)
+    block = tl.load(runs + run * 4 + 2)
+    depth = tl.load(runs + run * 4 + 3)
+    if row >= count:
+        return
+    position = tl.load(starts + block) + depth + row
+    begin = position * 0
+    if WINDOW > 0:
+        begin = tl.maximum(position - WINDOW + 1, 0) // SPAN
+    SHARE: tl.constexpr = H // G
+    at_X = tl.arange(0, BX)
+    at_D = tl.arange(0, BD)
+    held_XD = (at_X < SHARE)[:, None] & (at_D < D)[None, :]
+    from_X = (local * H + head * SHARE + at_X) * SPANS
+    sum_XD = tl.zeros((BX, BD), tl.float32)
+    total_X = tl.zeros((BX,), tl.float32)
+    best_X = tl.full((BX,), float("-inf"), tl.float32)
+    for span in range(begin, position // SPAN + 1):
+        own_best_X = tl.load(bests + from_X + span, mask=at_X < SHARE, other=0.0)
+        own_total_X = tl.load(totals + from_X + span, mask=at_X < SHARE, other=0.0)
+        own_XD = tl.load(sums + (from_X + span).to(tl.int64)[:, None] * D + at_D[None, :], mask=held_XD, other=0.0)
+        higher_X = tl.maximum(best_X, own_best_X)
+        shrink_X, own_shrink_X = tl.exp(best_X - higher_X), tl.exp(own_best_X - higher_X)
+        sum_XD = sum_XD * shrink_X[:, None] + own_XD * own_shrink_X[:, None]
+        total_X = total_X * shrink_X + own_total_X * own_shrink_X
+        best_X = higher_X
+    to_XD = (first_row + row) * (H * D) + (head * SHARE + at_X)[:, None] * D + at_D[None, :]
+    tl.store(output + to_XD, (sum_XD / total_X[:, None]).to(output.dtype.element_ty), mask=held_XD)

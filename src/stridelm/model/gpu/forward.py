@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.layers import Layers, Scores
-from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill, has_trees
+from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill, has_trees, places_of
 from stridelm.model.gpu.memory import GpuMemory
 from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.model.gpu.template import Template
@@ -50,17 +50,18 @@ class GpuForward:
         deepest = len(self.weights.mask_embedding_KC)
         fill(buffer, rows, tables, self.memory.spare_page, self.run_layers.run, deepest)
         buffer.send()
-        inputs = {}
+        inputs: dict[int, torch.Tensor] = {}
         if rows.layers:
-            inputs = self._run(shape, rows.layers)
+            places_Q = torch.from_numpy(places_of(rows, shape)).to(self.weights.device)
+            inputs = {layer: read_MC[places_Q] for layer, read_MC in self._run(shape, rows.layers).items()}
         else:
             self._graph(shape)(shape)
         scores = self._scores[shape]
         return [
             Output(
                 scores.logits_WV[scored].clone(),
-                scores.hidden_WC[wanted].clone() if shape.has_masks else None,
-                {layer: read_MC[segment] for layer, read_MC in inputs.items()},
+                scores.hidden_WC[wanted].clone() if shape.masks else None,
+                {layer: read_QC[segment] for layer, read_QC in inputs.items()},
             )
             for scored, wanted, segment in zip(_scored(rows), rows.wanted_segments, rows.segments, strict=True)
         ]
@@ -77,7 +78,7 @@ class GpuForward:
 
     def _run(self, shape: Shape, layers: tuple[int, ...] = ()) -> dict[int, torch.Tensor]:
         layout = self._buffers[shape].device
-        read = self.run_layers(layout, has_masks=shape.has_masks, has_trees=shape.has_trees, layers=layers)
+        read = self.run_layers(layout, real=shape.real, spans=shape.spans, has_trees=shape.has_trees, layers=layers)
         self._scores[shape] = self.run_layers.score(self.run_layers.normed(read.residual_MC, layout.wanted_W))
         return read.inputs
 

@@ -12,15 +12,19 @@ from typing import Any
 import torch
 import triton
 
-from stridelm.model.gpu.attend import attended
+from stridelm.model.gpu.attend import attended_spans, joined
 from stridelm.model.gpu.memory import PAGE, GpuMemory
 from stridelm.model.gpu.products import added, embedded, gated_units, normed_rows, scored, turned_heads
 from stridelm.model.gpu.weights import Layer, Product, Weights
 
 ROWS = 64
 """Of a tile; fixed, so that a row's bits are."""
-RUN = 16
-"""Rows of a chain that attend together."""
+ATTENDING = 32
+"""Rows times query heads of a key head that attend together."""
+SPAN = 128
+"""Positions that attention sums over at once; fixed, too."""
+_SPAN_FLOATS = 1 << 26
+"""What spans leave behind until they are joined: longer steps attend in parts."""
 TAIL = 64
 """Ancestors that a row may have among the drafts and masks of its block."""
 VOCABULARY_TILE = 128
@@ -28,7 +32,8 @@ VOCABULARY_TILE = 128
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of a step, all int32 and on the device. Rows that only fill it up belong to a block that is nobody's."""
+    """The rows of a step, all int32 and on the device: real rows first, then masks. Rows that only fill it up belong to
+    a block that is nobody's."""
 
     ids_M: torch.Tensor
     blocks_M: torch.Tensor
@@ -38,10 +43,9 @@ class Layout:
     """Place in the cache, counted alike."""
     masks_M: torch.Tensor
     """How many masks are among a row's ancestors, itself included: 0 for a real row."""
-    run_rows_M: torch.Tensor
-    """First row of each run: rows of which each is the child of the one before."""
-    run_counts_M: torch.Tensor
-    """Their number, at most RUN; 0 where there is no such run."""
+    runs_M4: torch.Tensor
+    """Of each run (rows of which each is the child of the one before): its first row, how many there are, their block
+    and the first one's depth. No rows: no such run."""
     tails_MT: torch.Tensor
     """Per run, the places of its rows' ancestors beyond the pending ones, itself included, counted from the start."""
     wanted_W: torch.Tensor
@@ -72,30 +76,48 @@ class Layers:
     def __init__(self, weights: Weights, memory: GpuMemory) -> None:
         self.weights, self.memory = weights, memory
         self.block_k = _power(min(64, weights.width))
+        self.sum_tile = min(64 if weights.width > 1024 else 16, max(16, _power(weights.width)))
+        self.tiles = triton.cdiv(weights.width, self.sum_tile)
+        """In which the residual is summed."""
         self.half = max(16, _power(weights.head_size // 2))
-        self.run = min(RUN, ROWS // (weights.query_heads // weights.key_heads))
+        ahead = weights.device.type == "cuda" and torch.cuda.get_device_capability(weights.device) >= (9, 0)
+        self.launch = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
+        share = weights.query_heads // weights.key_heads
+        self.run = max(1, ATTENDING // share)
+        """Rows of a chain that attend together."""
+        self.attending = max(16, _power(self.run * share))
 
-    def __call__(self, layout: Layout, *, has_masks: bool, has_trees: bool, layers: tuple[int, ...] = ()) -> "Read":
-        """Run the rows through all layers; `layers`: those whose input is wanted."""
+    def __call__(
+        self, layout: Layout, *, real: int, spans: int, has_trees: bool, layers: tuple[int, ...] = ()
+    ) -> "Read":
+        """Run the rows through all layers. `real`: how many of them are no masks; `spans`: no row lies behind so many;
+        `layers`: those whose input is wanted."""
         weights, rows = self.weights, len(layout.ids_M)
         residual_MC = torch.empty(rows, weights.width, dtype=torch.float32, device=weights.device)
         x_MC = torch.empty(rows, weights.width, dtype=weights.dtype, device=weights.device)
         query_MX = x_MC.new_empty(rows, weights.query_heads * weights.head_size)
         attended_MX = torch.empty_like(query_MX)
         units_MI = x_MC.new_empty(rows, weights.inner)
+        squares_MT = residual_MC.new_empty(rows, self.tiles)
+        norms = [
+            norm for layer in weights.layers for norm in (layer.norm_before_attention_C, layer.norm_before_units_C)
+        ]
+        norms.append(weights.norm_C)
+        state = _State(residual_MC, x_MC, squares_MT, real)
         embedded[(rows,)](
-            layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, residual_MC, x_MC,
-            C=weights.width, BC=_power(weights.width),
+            layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, norms[0], residual_MC, x_MC,
+            squares_MT,
+            C=weights.width, BC=_power(weights.width), TILES=self.tiles, BT=_power(self.tiles), **self.launch,
         )  # fmt: skip
         inputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(weights.layers):
             if index in layers:
-                inputs[index] = x_MC.clone()
-            self._turn_heads(index, layer, layout, x_MC, query_MX, has_masks)
-            self._attend(index, layer, layout, query_MX, attended_MX, has_trees)
-            self._add(layer.output, layout, attended_MX, residual_MC, x_MC, has_masks)
-            self._gate_units(layer, layout, x_MC, units_MI, has_masks)
-            self._add(layer.down, layout, units_MI, residual_MC, x_MC, has_masks)
+                inputs[index] = residual_MC.to(weights.dtype, copy=True)
+            self._turn_heads(index, layer, layout, state, query_MX)
+            self._attend(index, layer, layout, query_MX, attended_MX, spans, has_trees)
+            self._add(layer.output, layout, attended_MX, state, norms[2 * index + 1])
+            self._gate_units(layer, layout, state, units_MI)
+            self._add(layer.down, layout, units_MI, state, norms[2 * index + 2])
         if len(weights.layers) in layers:
             every_row = torch.arange(rows, dtype=torch.int32, device=weights.device)
             inputs[len(weights.layers)] = self.normed(residual_MC, every_row)
@@ -106,7 +128,7 @@ class Layers:
         hidden_WC = torch.empty(len(wanted_W), weights.width, dtype=weights.dtype, device=weights.device)
         normed_rows[(len(wanted_W),)](
             residual_MC, weights.norm_C, wanted_W, hidden_WC, weights.epsilon,
-            C=weights.width, BC=_power(weights.width),
+            C=weights.width, BC=_power(weights.width), **self.launch,
         )  # fmt: skip
         return hidden_WC
 
@@ -120,62 +142,96 @@ class Layers:
         scored[(tiles, triton.cdiv(count, ROWS))](
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
-            BIASED=weights.head_bias_V is not None,
+            BIASED=weights.head_bias_V is not None, **self.launch,
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
-    def _turn_heads(
-        self, index: int, layer: Layer, layout: Layout, x_MC: torch.Tensor, query_MX: torch.Tensor, has_masks: bool
-    ) -> None:
-        weights, rows, product = self.weights, len(x_MC), layer.heads
+    def _masks(self, state: "_State") -> dict[str, bool]:
+        """How a product treats mask rows."""
+        is_merged = self.weights.is_merged
+        return {"MERGED": is_merged and state.has_masks, "LOW": state.has_masks and not is_merged}
+
+    def _turn_heads(self, index: int, layer: Layer, layout: Layout, state: "_State", query_MX: torch.Tensor) -> None:
+        weights, rows, product = self.weights, len(state.x_MC), layer.heads
         heads, key_heads = weights.query_heads, weights.key_heads
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        turned_heads[(heads + 2 * key_heads, triton.cdiv(rows, ROWS))](
-            x_MC, layer.norm_before_attention_C, product.weight_NC, product.bias_N, layer.head_norms_2D,
+        turned_heads[(heads + 2 * key_heads, state.tiles)](
+            state.x_MC, state.squares_MT, product.weight_KNC, product.bias_N, layer.head_norms_2D,
             product.down_RC, product.up_NR, weights.cosine_PD, weights.sine_PD, layout.blocks_M, layout.depths_M,
-            layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD, values_SGD, rows,
-            weights.epsilon,
+            layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD, values_SGD,
+            state.real, rows, weights.epsilon,
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, R=weights.rank,
-            PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, LOW=has_masks,
-            BIASED=product.bias_N is not None, HEAD_NORMED=layer.head_norms_2D is not None,
+            PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
+            BT=_power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
+            HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
         )  # fmt: skip
 
     def _attend(
-        self, index: int, layer: Layer, layout: Layout, query_MX: torch.Tensor, output_MX: torch.Tensor, has_trees: bool
-    ) -> None:
-        weights = self.weights
+        self, index: int, layer: Layer, layout: Layout, query_MX: torch.Tensor, output_MX: torch.Tensor, spans: int,
+        has_trees: bool,
+    ) -> None:  # fmt: skip
+        weights, runs = self.weights, len(layout.runs_M4)
+        heads, key_heads, size = weights.query_heads, weights.key_heads, weights.head_size
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        attended[(len(layout.run_rows_M), weights.key_heads)](
-            query_MX, keys_SGD, values_SGD, output_MX, layout.run_rows_M, layout.run_counts_M, layout.blocks_M,
-            layout.depths_M, layout.starts_B, layout.chains_B, layout.tails_MT, layout.tables_BP, weights.scaling,
-            H=weights.query_heads, G=weights.key_heads, D=weights.head_size, BD=max(16, _power(weights.head_size)),
-            ROWS=self.run, BM=ROWS, BT=64, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL, WINDOW=layer.window,
-            TREE=has_trees,
-        )  # fmt: skip
+        part = max(1, min(runs, _SPAN_FLOATS // (self.run * heads * spans * size)))
+        sums = torch.empty(part * self.run * heads * spans, size, dtype=torch.float32, device=weights.device)
+        bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
+        shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, _power(size)), "ROWS": self.run, "SPAN": SPAN,
+                 "SPANS": spans, "WINDOW": layer.window, **self.launch}  # fmt: skip
+        for first in range(0, runs, part):
+            count = min(part, runs - first)
+            attended_spans[(count, key_heads, spans)](
+                query_MX, keys_SGD, values_SGD, layout.runs_M4, first, layout.starts_B, layout.chains_B,
+                layout.tails_MT, layout.tables_BP, sums, bests, totals, weights.scaling,
+                BM=self.attending, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL, TREE=has_trees, **shape,
+            )  # fmt: skip
+            joined[(count * self.run, key_heads)](
+                sums, bests, totals, layout.runs_M4, first, layout.starts_B, output_MX,
+                BX=_power(heads // key_heads), **shape,
+            )  # fmt: skip
 
     def _add(
-        self, product: Product, layout: Layout, x_MI: torch.Tensor, residual_MC: torch.Tensor, sum_MC: torch.Tensor,
-        has_masks: bool,
-    ) -> None:  # fmt: skip
-        outputs, inputs = product.weight_NC.shape
-        tile = min(64 if outputs > 1024 else 32, max(16, _power(outputs)))
-        added[(triton.cdiv(outputs, tile), triton.cdiv(len(x_MI), ROWS))](
-            x_MI, product.weight_NC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M, residual_MC,
-            sum_MC, len(x_MI),
-            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=tile, BK=self.block_k, LOW=has_masks,
-            BIASED=product.bias_N is not None,
+        self, product: Product, layout: Layout, inputs_MI: torch.Tensor, state: "_State", norm_C: torch.Tensor
+    ) -> None:
+        """`norm_C`: of the norm that reads the sum."""
+        _, outputs, inputs = product.weight_KNC.shape
+        added[(self.tiles, state.tiles)](
+            inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M,
+            state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
+            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=_power(min(128, inputs)),
+            **self._masks(state), BIASED=product.bias_N is not None, **self.launch,
         )  # fmt: skip
 
-    def _gate_units(
-        self, layer: Layer, layout: Layout, x_MC: torch.Tensor, units_MI: torch.Tensor, has_masks: bool
-    ) -> None:
+    def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
         weights, product = self.weights, layer.units
         tile = min(64 if weights.inner > 4096 else 32, max(16, _power(weights.inner)))
-        gated_units[(triton.cdiv(weights.inner, tile), triton.cdiv(len(x_MC), ROWS))](
-            x_MC, layer.norm_before_units_C, product.weight_NC, product.down_RC, product.up_NR, layout.masks_M,
-            units_MI, len(x_MC), weights.epsilon,
-            N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, LOW=has_masks,
+        gated_units[(triton.cdiv(weights.inner, tile), state.tiles)](
+            state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, layout.masks_M,
+            units_MI, state.real, len(units_MI), weights.epsilon,
+            N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
+            BT=_power(self.tiles), **self._masks(state), **self.launch,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What goes from layer to layer."""
+
+    residual_MC: torch.Tensor
+    x_MC: torch.Tensor
+    """The residual times the weight of the norm that reads it."""
+    squares_MT: torch.Tensor
+    """Tile by tile of the residual, the sum of its squares."""
+    real: int
+
+    @property
+    def has_masks(self) -> bool:
+        return self.real < len(self.x_MC)
+
+    @property
+    def tiles(self) -> int:
+        """Of rows: none holds both real rows and masks."""
+        return -(-self.real // ROWS) + -(-(len(self.x_MC) - self.real) // ROWS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from stridelm.model.gpu.layers import TAIL, Layout
+from stridelm.model.gpu.layers import SPAN, TAIL, Layout
 from stridelm.model.kv_cache import Table
-from stridelm.types import Rows
+from stridelm.types import ROOT, Rows
 
 _ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 _BLOCKS = (1, 8, 64)
+_LEAST_SPANS = 4
 _BEYOND = 512
 """Larger steps are filled up to a multiple of this."""
 
@@ -23,23 +24,35 @@ _BEYOND = 512
 class Shape:
     """What a graph is captured for."""
 
-    rows: int
+    real: int
+    masks: int
     wanted: int
     blocks: int
-    has_masks: bool
+    spans: int
+    """Of positions that attention sums over."""
     has_trees: bool
+
+    @property
+    def rows(self) -> int:
+        return self.real + self.masks
 
     @classmethod
     def of(cls, rows: Rows, has_trees: bool) -> "Shape":
         """The smallest that has room."""
-        wanted = len(rows.wanted_W)
+        wanted, masks = len(rows.wanted_W), len(rows.mask_rows_M)
         return cls(
-            rows=_fit(len(rows.ids_Q), _ROWS),
+            real=_fit(len(rows.ids_Q) - masks, _ROWS),
+            masks=_fit(masks, _ROWS) if masks else 0,
             wanted=_fit(wanted, _ROWS) if wanted else 0,
             blocks=_fit(len(rows.starts), _BLOCKS),
-            has_masks=len(rows.mask_rows_M) > 0,
+            spans=spans_for(int(rows.positions_Q.max()) + 1),
             has_trees=has_trees,
         )
+
+
+def spans_for(tokens: int) -> int:
+    """How many spans texts of so many tokens have room in: a power of two, so that few shapes occur."""
+    return 1 << (max(_LEAST_SPANS, -(-tokens // SPAN)) - 1).bit_length()
 
 
 def _fit(count: int, sizes: tuple[int, ...]) -> int:
@@ -50,6 +63,7 @@ class LayoutBuffer:
     """The memory of one shape's layout: one copy brings a step to the device."""
 
     def __init__(self, shape: Shape, pages: int, device: torch.device) -> None:
+        self.shape = shape
         rows, blocks = shape.rows, shape.blocks + 1
         sizes = {
             "ids_M": (rows,),
@@ -57,8 +71,7 @@ class LayoutBuffer:
             "depths_M": (rows,),
             "offsets_M": (rows,),
             "masks_M": (rows,),
-            "run_rows_M": (rows,),
-            "run_counts_M": (rows,),
+            "runs_M4": (rows, 4),
             "tails_MT": (rows, TAIL),
             "wanted_W": (shape.wanted,),
             "starts_B": (blocks,),
@@ -98,43 +111,53 @@ def chain_of(parents_q: np.ndarray) -> int:
     return int(min(branches[0], parents_q[branches].min() + 1)) if len(branches) else len(parents_q)
 
 
+def places_of(rows: Rows, shape: Shape) -> np.ndarray:
+    """Where each row of a step stands among the shape's: real rows first, masks behind them."""
+    is_mask_Q = np.zeros(len(rows.ids_Q), dtype=bool)
+    is_mask_Q[rows.mask_rows_M] = True
+    return np.where(is_mask_Q, shape.real + np.cumsum(is_mask_Q) - 1, np.cumsum(~is_mask_Q) - 1)
+
+
 def fill(buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int, run: int, deepest_mask: int) -> None:
     """Write a step into the host's side of a layout of its shape. `spare_page`: where rows that fill up are kept;
     `run`: rows of a chain that attend together; `deepest_mask`: masks beyond count as this one."""
-    host, count = buffer.host, len(rows.ids_Q)
+    host, places_Q = buffer.host, places_of(rows, buffer.shape)
     nobody = len(host["starts_B"]) - 1
-    for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "run_rows_M", "run_counts_M", "starts_B", "chains_B"):
+    for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "runs_M4", "starts_B", "chains_B"):
         host[name].fill(0)
     host["blocks_M"].fill(nobody)
     host["wanted_W"].fill(-1)
     host["tables_BP"][nobody] = spare_page
-    host["ids_M"][:count] = rows.ids_Q
-    host["masks_M"][rows.mask_rows_M] = np.minimum(rows.mask_depths_M, deepest_mask)
-    host["wanted_W"][: len(rows.wanted_W)] = rows.wanted_W
+    host["ids_M"][places_Q] = rows.ids_Q
+    host["masks_M"][places_Q[rows.mask_rows_M]] = np.minimum(rows.mask_depths_M, deepest_mask)
+    host["wanted_W"][: len(rows.wanted_W)] = places_Q[rows.wanted_W]
     for block, (start, segment, table) in enumerate(zip(rows.starts, rows.segments, tables, strict=True)):
-        own = rows.parents_Q[segment]
-        host["blocks_M"][segment] = block
-        host["depths_M"][segment] = rows.positions_Q[segment] - start
-        host["offsets_M"][segment] = np.arange(segment.stop - segment.start)
+        own, places_q = rows.parents_Q[segment], places_Q[segment]
+        host["blocks_M"][places_q] = block
+        host["depths_M"][places_q] = rows.positions_Q[segment] - start
+        host["offsets_M"][places_q] = np.arange(segment.stop - segment.start)
         host["starts_B"][block] = start
         host["chains_B"][block] = chain_of(np.where(own < 0, -1, own - segment.start))
         host["tables_BP"][block, : len(table.blocks)] = table.blocks
-    first, lengths = runs_of(rows.parents_Q, run)
-    host["run_rows_M"][: len(first)] = first
-    host["run_counts_M"][: len(first)] = lengths
-    _fill_tails(host, rows, first + lengths - 1)
+    _fill_runs(host, rows, places_Q, run)
 
 
-def _fill_tails(host: dict[str, np.ndarray], rows: Rows, last_rows: np.ndarray) -> None:
-    """The places of the ancestors of every run's last row beyond its block's chain."""
-    parents, depths = rows.parents_Q, host["depths_M"]
-    for run, last in enumerate(last_rows.tolist()):
-        chain = int(host["chains_B"][host["blocks_M"][last]])
+def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, longest: int) -> None:
+    """The runs, and the places in the cache of the ancestors of each one's last row beyond its block's chain."""
+    order_Q = np.argsort(places_Q)
+    parents_Q = np.where(rows.parents_Q < 0, ROOT, places_Q[rows.parents_Q])
+    # As they stand: whoever is the child of the row before it, goes on with its run.
+    goes_on_Q = parents_Q[order_Q] == places_Q[order_Q] - 1
+    first, lengths = runs_of(np.where(goes_on_Q, np.arange(len(order_Q)) - 1, ROOT), longest)
+    heads = places_Q[order_Q][first]
+    host["runs_M4"][: len(first)] = np.stack([heads, lengths, host["blocks_M"][heads], host["depths_M"][heads]], axis=1)
+    for run, last in enumerate(order_Q[first + lengths - 1].tolist()):
+        chain = int(host["chains_B"][host["blocks_M"][places_Q[last]]])
         row = last
-        while row >= 0 and (beyond := int(depths[row]) - chain) >= 0:
+        while row >= 0 and (beyond := int(host["depths_M"][places_Q[row]]) - chain) >= 0:
             assert beyond < TAIL, "a draft lies deeper than a step has room for"
-            host["tails_MT"][run, beyond] = host["offsets_M"][row]
-            row = int(parents[row])
+            host["tails_MT"][run, beyond] = host["offsets_M"][places_Q[row]]
+            row = int(rows.parents_Q[row])
 
 
 def has_trees(rows: Rows) -> bool:

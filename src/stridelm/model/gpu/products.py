@@ -1,13 +1,19 @@
 """Triton kernels: the products of a layer, with what stands before and behind them.
 
-    turned_heads   norm, query-key-value product, rotation; keys and values go straight into the cache
-    added          product of attention or network output, added to the residual
-    gated_units    norm, gate and up product, SiLU, their product
+    turned_heads   query-key-value product, rotation; keys and values go straight into the cache
+    added          product of attention's or the units' output, added to the residual
+    gated_units    gate and up product, SiLU, their product
     scored         the output head, with every tile's best token and its part of the softmax's sum
 
+A norm is a weight per input and a scale per row. Whoever writes the residual also writes it times the weight of the
+norm that comes next, as `x`, and the sum of squares of its own outputs; whoever reads `x` scales its product at the
+end. So the products' inner loops hold nothing but loads and dots.
+
 A tile has 64 rows whatever the step has, and sums over the inputs in order: a row's bits do not depend on the others.
-The low-rank parts of an adapter (LOW) are products beside the base's: their first factor is stacked under the weight,
-their second is applied at the tile's end, times the row's gate; a real row adds an exact zero.
+Real rows come first, mask rows behind them, and no tile holds both. Mask rows read the weights with the adapter merged
+into them, which lie behind the others (MERGED); or its low-rank parts run beside the base's product (LOW): the first
+factor is stacked under the weight, the second is applied at the tile's end, times the row's gate. Merged, a step reads
+twice as many weights, and no tile takes longer than a plain one: that is what counts where a step is bound by latency.
 
 Shape letters: M rows, C inputs, N outputs, R rank, H query heads, G key-value heads, D head size, I inner units,
 S cache slots, V vocabulary.
@@ -19,13 +25,17 @@ S cache slots, V vocabulary.
 import triton
 import triton.language as tl
 
+from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin
+
 
 @triton.jit
 def embedded(
-    ids, masks, table, mask_table, residual, x,
-    C: tl.constexpr, BC: tl.constexpr,
+    ids, masks, table, mask_table, norm, residual, x, squares,
+    C: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One row per program: its token's embedding, or the one of its depth among masks."""
+    let_next_begin(AHEAD)
+    await_inputs(AHEAD)
     row = tl.program_id(0)
     at = tl.arange(0, BC)
     depth = tl.load(masks + row)
@@ -34,14 +44,28 @@ def embedded(
     else:
         token = tl.maximum(tl.load(ids + row), 0).to(tl.int64)  # a draft that is not there yet is -1
         value = tl.load(table + token * C + at, mask=at < C, other=0.0)
-    tl.store(residual + row * C + at, value.to(tl.float32), mask=at < C)
-    tl.store(x + row * C + at, value, mask=at < C)
+    value = value.to(tl.float32)
+    tl.store(residual + row * C + at, value, mask=at < C)
+    scale = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    tl.store(x + row * C + at, (value * scale).to(x.dtype.element_ty), mask=at < C)
+    tile = tl.arange(0, BT)
+    total = tl.sum(value * value, axis=0)
+    tl.store(squares + row * TILES + tile, tl.where(tile == 0, total, 0.0), mask=tile < TILES)
 
 
 @triton.jit
-def _rows_of(x, row_M, k, M, C: tl.constexpr, BK: tl.constexpr):
+def _tile_of(tile, real, M, BM: tl.constexpr):
+    """Rows of a tile, where they end, and whether they are masks."""
+    real_tiles = tl.cdiv(real, BM)
+    is_mask = tile >= real_tiles
+    first = tl.where(is_mask, real + (tile - real_tiles) * BM, tile * BM)
+    return first + tl.arange(0, BM), tl.where(is_mask, M, real), is_mask
+
+
+@triton.jit
+def _rows_of(x, row_M, k, end, C: tl.constexpr, BK: tl.constexpr):
     at = k + tl.arange(0, BK)
-    return tl.load(x + row_M[:, None] * C + at[None, :], mask=(row_M[:, None] < M) & (at[None, :] < C), other=0.0)
+    return tl.load(x + row_M[:, None] * C + at[None, :], mask=(row_M[:, None] < end) & (at[None, :] < C), other=0.0)
 
 
 @triton.jit
@@ -53,17 +77,12 @@ def _weights_of(weight, out_N, first, size: tl.constexpr, k, C: tl.constexpr, BK
 
 
 @triton.jit
-def _squared(x_MK):
-    wide_MK = x_MK.to(tl.float32)
-    return tl.sum(wide_MK * wide_MK, axis=1)
-
-
-@triton.jit
-def _normed(x_MK, norm, k, C: tl.constexpr, BK: tl.constexpr):
-    """Times the norm's weight; the row's own scale comes at the end, it is the same for all outputs."""
-    at = k + tl.arange(0, BK)
-    scale_K = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
-    return (x_MK.to(tl.float32) * scale_K[None, :]).to(x_MK.dtype)
+def _scale_of(squares, row_M, end, eps, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr):
+    """A norm's scale of each row, from what the tiles of the residual have summed."""
+    tile = tl.arange(0, BT)
+    held = (row_M[:, None] < end) & (tile[None, :] < TILES)
+    part_MT = tl.load(squares + row_M[:, None] * TILES + tile[None, :], mask=held, other=0.0)
+    return 1 / tl.sqrt(tl.sum(part_MT, axis=1) / C + eps)
 
 
 @triton.jit
@@ -74,43 +93,56 @@ def _raised(low_MR, up, out_N, first, size: tl.constexpr, R: tl.constexpr):
     return tl.dot(low_MR, up_RN, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["real", "M"])
 def turned_heads(
-    x, norm, weight, bias, head_norms, down, up, cosine, sine,
-    blocks, depths, offsets, masks, starts, tables, query, keys, values, M, eps,
+    x, squares, weight, bias, head_norms, down, up, cosine, sine,
+    blocks, depths, offsets, masks, starts, tables, query, keys, values, real, M, eps,
     C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr,
-    PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
+    PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
+    BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one tile of rows. Its two halves are two products, since the rotation mixes them."""
+    let_next_begin(AHEAD)
     head = tl.program_id(0)
-    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    if MERGED:
+        weight += is_mask.to(tl.int64) * ((H + 2 * G) * D * C)
+    fetch_rows(weight, head * D, D, C, AHEAD)
+    await_inputs(AHEAD)
     half_N = tl.arange(0, HALF)
     first, second = head * D, head * D + D // 2
     kind = (head >= H).to(tl.int32) + (head >= H + G).to(tl.int32)
+    is_row_M = row_M < end
+    is_half_N = half_N < D // 2
+    # What the end needs is asked for before the loop: each of these waits for the one before it.
+    block_M = tl.load(blocks + row_M, mask=is_row_M, other=0)
+    start_M = tl.load(starts + block_M, mask=is_row_M, other=0)
+    position_M = start_M + tl.load(depths + row_M, mask=is_row_M, other=0)
+    place_M = start_M + tl.load(offsets + row_M, mask=is_row_M, other=0)
+    page_M = tl.load(tables + block_M * PAGES + place_M // PAGE, mask=is_row_M, other=0)
+    slot_M = page_M.to(tl.int64) * PAGE + place_M % PAGE
+    angle_MN = position_M[:, None] * (D // 2) + half_N[None, :]
+    cosine_MN = tl.load(cosine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+    sine_MN = tl.load(sine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+    scale_M = _scale_of(squares, row_M, end, eps, C, TILES, BT)
     one_MN = tl.zeros((BM, HALF), tl.float32)
     two_MN = tl.zeros((BM, HALF), tl.float32)
     low_MR = tl.zeros((BM, R), tl.float32)
-    squares_M = tl.zeros((BM,), tl.float32)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, M, C, BK)
-        squares_M += _squared(x_MK)
-        x_MK = _normed(x_MK, norm, k, C, BK)
+        x_MK = _rows_of(x, row_M, k, end, C, BK)
         one_MN = tl.dot(x_MK, _weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
         two_MN = tl.dot(x_MK, _weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
         if LOW:
             down_KR = _weights_of(down, tl.arange(0, R), kind * R, R, k, C, BK)
             low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
-    scale_M = 1 / tl.sqrt(squares_M / C + eps)
     one_MN *= scale_M[:, None]
     two_MN *= scale_M[:, None]
-    is_row_M = row_M < M
     if LOW:
         gate_M = (tl.load(masks + row_M, mask=is_row_M, other=0) > 0).to(tl.float32)
         gated_MR = (low_MR * (scale_M * gate_M)[:, None]).to(x.dtype.element_ty)
         one_MN += _raised(gated_MR, up, half_N, first, D // 2, R)
         two_MN += _raised(gated_MR, up, half_N, second, D // 2, R)
-    is_half_N = half_N < D // 2
     if BIASED:
         one_MN += tl.load(bias + first + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
         two_MN += tl.load(bias + second + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
@@ -125,13 +157,7 @@ def turned_heads(
             two_N = tl.load(head_norms + kind * D + D // 2 + half_N, mask=is_half_N, other=0.0).to(tl.float32)
             one_MN = (one_MN * turn_M[:, None] * one_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
             two_MN = (two_MN * turn_M[:, None] * two_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
-    block_M = tl.load(blocks + row_M, mask=is_row_M, other=0)
-    start_M = tl.load(starts + block_M, mask=is_row_M, other=0)
     if kind < 2:
-        position_M = start_M + tl.load(depths + row_M, mask=is_row_M, other=0)
-        at_MN = position_M[:, None] * (D // 2) + half_N[None, :]
-        cosine_MN = tl.load(cosine + at_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
-        sine_MN = tl.load(sine + at_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
         turned_MN = one_MN * cosine_MN - two_MN * sine_MN
         two_MN = two_MN * cosine_MN + one_MN * sine_MN
         one_MN = turned_MN
@@ -141,9 +167,6 @@ def turned_heads(
         tl.store(to_MN, one_MN.to(query.dtype.element_ty), mask=stored)
         tl.store(to_MN + D // 2, two_MN.to(query.dtype.element_ty), mask=stored)
     else:
-        place_M = start_M + tl.load(offsets + row_M, mask=is_row_M, other=0)
-        page_M = tl.load(tables + block_M * PAGES + place_M // PAGE, mask=is_row_M, other=0)
-        slot_M = page_M.to(tl.int64) * PAGE + place_M % PAGE
         at_MN = slot_M[:, None] * (G * D) + half_N[None, :]
         to_MN = keys + at_MN + (head - H) * D
         if kind == 2:
@@ -152,76 +175,90 @@ def turned_heads(
         tl.store(to_MN + D // 2, two_MN.to(keys.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["real", "M"])
 def added(
-    x, weight, bias, down, up, masks, residual, rounded, M,
+    inputs, weight, bias, down, up, masks, residual, norm, x, squares, real, M,
     N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LOW: tl.constexpr, BIASED: tl.constexpr,
+    MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """residual += x weight^T, and the sum once more as products read it."""
+    """residual += inputs weight^T, and what the next norm needs of the sum."""
+    let_next_begin(AHEAD)
+    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    if MERGED:
+        weight += is_mask.to(tl.int64) * (N * C)
+    fetch_rows(weight, tl.program_id(0) * BN, BN, C, AHEAD)
+    await_inputs(AHEAD)
     out_N = tl.program_id(0) * BN + tl.arange(0, BN)
-    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    at_MN = row_M[:, None] * N + out_N[None, :]
+    stored = (row_M[:, None] < end) & (out_N[None, :] < N)
+    before_MN = tl.load(residual + at_MN, mask=stored, other=0.0)
     sum_MN = tl.zeros((BM, BN), tl.float32)
     low_MR = tl.zeros((BM, R), tl.float32)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, M, C, BK)
+        x_MK = _rows_of(inputs, row_M, k, end, C, BK)
         sum_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
         if LOW:
             down_KR = _weights_of(down, tl.arange(0, R), 0, R, k, C, BK)
             low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
     if LOW:
-        gate_M = (tl.load(masks + row_M, mask=row_M < M, other=0) > 0).to(tl.float32)
-        sum_MN += _raised((low_MR * gate_M[:, None]).to(x.dtype.element_ty), up, out_N, 0, N, R)
+        gate_M = (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
+        sum_MN += _raised((low_MR * gate_M[:, None]).to(inputs.dtype.element_ty), up, out_N, 0, N, R)
     if BIASED:
         sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
-    at_MN = row_M[:, None] * N + out_N[None, :]
-    stored = (row_M[:, None] < M) & (out_N[None, :] < N)
-    sum_MN = tl.load(residual + at_MN, mask=stored, other=0.0) + sum_MN
+    sum_MN = before_MN + sum_MN
     tl.store(residual + at_MN, sum_MN, mask=stored)
-    tl.store(rounded + at_MN, sum_MN.to(rounded.dtype.element_ty), mask=stored)
+    norm_N = tl.load(norm + out_N, mask=out_N < N, other=0.0).to(tl.float32)
+    tl.store(x + at_MN, (sum_MN * norm_N[None, :]).to(x.dtype.element_ty), mask=stored)
+    total_M = tl.sum(tl.where(stored, sum_MN * sum_MN, 0.0), axis=1)
+    tl.store(squares + row_M * tl.num_programs(0) + tl.program_id(0), total_M, mask=row_M < end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["real", "M"])
 def gated_units(
-    x, norm, weight, down, up, masks, units, M, eps,
+    x, squares, weight, down, up, masks, units, real, M, eps,
     N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LOW: tl.constexpr,
+    TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up: the weight holds the N rows of the one, then those of the other."""
+    let_next_begin(AHEAD)
+    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    if MERGED:
+        weight += is_mask.to(tl.int64) * (2 * N * C)
+    fetch_rows(weight, tl.program_id(0) * BN, BN, C, AHEAD)
+    fetch_rows(weight, N + tl.program_id(0) * BN, BN, C, AHEAD)
+    await_inputs(AHEAD)
     out_N = tl.program_id(0) * BN + tl.arange(0, BN)
-    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
     gate_MN = tl.zeros((BM, BN), tl.float32)
     up_MN = tl.zeros((BM, BN), tl.float32)
     gate_low_MR = tl.zeros((BM, R), tl.float32)
     up_low_MR = tl.zeros((BM, R), tl.float32)
-    squares_M = tl.zeros((BM,), tl.float32)
+    scale_M = _scale_of(squares, row_M, end, eps, C, TILES, BT)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, M, C, BK)
-        squares_M += _squared(x_MK)
-        x_MK = _normed(x_MK, norm, k, C, BK)
+        x_MK = _rows_of(x, row_M, k, end, C, BK)
         gate_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
         up_MN = tl.dot(x_MK, _weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
         if LOW:
             rank = tl.arange(0, R)
             gate_low_MR = tl.dot(x_MK, _weights_of(down, rank, 0, R, k, C, BK), gate_low_MR, input_precision="ieee")
             up_low_MR = tl.dot(x_MK, _weights_of(down, rank, R, R, k, C, BK), up_low_MR, input_precision="ieee")
-    scale_M = 1 / tl.sqrt(squares_M / C + eps)
     gate_MN *= scale_M[:, None]
     up_MN *= scale_M[:, None]
     if LOW:
-        gated_M = scale_M * (tl.load(masks + row_M, mask=row_M < M, other=0) > 0).to(tl.float32)
+        gated_M = scale_M * (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
         gate_MN += _raised((gate_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, 0, N, R)
         up_MN += _raised((up_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, N, N, R)
     gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
     up_MN = up_MN.to(x.dtype.element_ty).to(tl.float32)
     units_MN = gate_MN / (1 + tl.exp(-gate_MN)) * up_MN
-    stored = (row_M[:, None] < M) & (out_N[None, :] < N)
+    stored = (row_M[:, None] < end) & (out_N[None, :] < N)
     tl.store(units + row_M[:, None] * N + out_N[None, :], units_MN.to(units.dtype.element_ty), mask=stored)
 
 
 @triton.jit
-def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr):
+def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr):
     """What the output head reads of the wanted rows, one per program; row -1 stands for none."""
+    let_next_begin(AHEAD)
+    await_inputs(AHEAD)
     place = tl.program_id(0)
     row = tl.load(wanted + place)
     at = tl.arange(0, BC)
@@ -236,9 +273,11 @@ def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr)
 def scored(
     x, weight, bias, logits, best, best_token, exponentials, M,
     V: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    BIASED: tl.constexpr,
+    BIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Logits, and of every tile of tokens the best one, its logit, and the sum of e^(logit - that)."""
+    let_next_begin(AHEAD)
+    await_inputs(AHEAD)
     tile = tl.program_id(0)
     out_N = tile * BN + tl.arange(0, BN)
     row_M = tl.program_id(1) * BM + tl.arange(0, BM)

@@ -21,6 +21,8 @@ from stridelm.model.sequential_head import SequentialHead
 _FAMILIES = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
 DTYPES = (torch.bfloat16, torch.float32)
 """float16 has no room for a residual that is not normed yet."""
+_SMALL = 2 << 30
+"""Bytes of a model up to which reading weights twice costs less than low-rank parts do."""
 BEYOND = 128
 """Positions behind the longest text that are known."""
 _TARGETS = {
@@ -33,9 +35,11 @@ _TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix, and the low-rank parts of the linear layers that it joins."""
+    """A matrix, and what an adapter adds to the linear layers that it joins: a second matrix for mask rows, in which
+    their low-rank parts are merged, or these parts."""
 
-    weight_NC: torch.Tensor
+    weight_KNC: torch.Tensor
+    """The base's own; then that for mask rows, if there is one."""
     bias_N: torch.Tensor | None
     down_RC: torch.Tensor | None
     """The first factors of the parts, one under the other."""
@@ -110,8 +114,9 @@ class Weights:
     drafting: Drafting | None
 
     @property
-    def is_gated(self) -> bool:
-        return self.layers[0].heads.down_RC is not None
+    def is_merged(self) -> bool:
+        """Whether mask rows have matrices of their own."""
+        return len(self.layers[0].heads.weight_KNC) > 1
 
     @property
     def width(self) -> int:
@@ -146,12 +151,15 @@ def _is_plain(layer: Any) -> bool:
 
 
 @torch.inference_mode()
-def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
-    """The weights of a network that `is_supported`. Its layers read them from where they then lie."""
+def stack(network: PreTrainedModel, adapter: Adapter | None = None, *, merges: bool | None = None) -> Weights:
+    """The weights of a network that `is_supported`. Its layers read them from where they then lie. `merges`: whether
+    mask rows get matrices of their own; small models can afford it."""
     whole: Any = network
     decoder, config = whole.base_model, network.config.get_text_config()
     attention = decoder.layers[0].self_attn
     rank = 16 if adapter is None else max(16, 1 << (adapter.config.rank - 1).bit_length())
+    if merges is None:
+        merges = sum(weight.nbytes for weight in network.parameters()) <= _SMALL
     # Drafts and masks may lie behind the last position that a text may have.
     positions = torch.arange(int(config.max_position_embeddings) + BEYOND, device=network.device)[None]
     cosine_1PD, sine_1PD = decoder.rotary_emb(torch.zeros(1, device=network.device), position_ids=positions)
@@ -161,7 +169,7 @@ def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
     head = whole.get_output_embeddings()
     masks = embedding.new_zeros(1, embedding.shape[1]) if adapter is None else adapter.mask_embedding
     return Weights(
-        layers=tuple(_layer(network, index, adapter, rank) for index in range(len(decoder.layers))),
+        layers=tuple(_layer(network, index, adapter, rank, merges) for index in range(len(decoder.layers))),
         embedding_VC=embedding.detach(),
         mask_embedding_KC=masks.to(network.device, network.dtype).contiguous(),
         norm_C=decoder.norm.weight.detach(),
@@ -180,7 +188,7 @@ def stack(network: PreTrainedModel, adapter: Adapter | None = None) -> Weights:
     )
 
 
-def _layer(network: Any, index: int, adapter: Adapter | None, rank: int) -> Layer:
+def _layer(network: Any, index: int, adapter: Adapter | None, rank: int, merges: bool) -> Layer:
     layer = network.base_model.layers[index]
     attention = layer.self_attn
     products = {
@@ -189,6 +197,7 @@ def _layer(network: Any, index: int, adapter: Adapter | None, rank: int) -> Laye
             [f"model.layers.{index}.{target}" for target in targets],
             adapter,
             rank,
+            merges,
         )
         for name, targets in _TARGETS.items()
     }
@@ -202,30 +211,30 @@ def _layer(network: Any, index: int, adapter: Adapter | None, rank: int) -> Laye
     )
 
 
-def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None, rank: int) -> Product:
-    weight_NC = torch.cat([linear.weight for linear in linears])
-    first = 0
-    for linear in linears:
-        linear.weight = nn.Parameter(weight_NC[first : first + linear.out_features], requires_grad=False)
-        first += linear.out_features
-    biases = [linear.bias for linear in linears]
+def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None, rank: int, merges: bool) -> Product:
+    outputs = [linear.out_features for linear in linears]
+    firsts = [sum(outputs[:number]) for number in range(len(outputs))]
+    kinds = 2 if adapter is not None and merges else 1
+    weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
+    for first, linear in zip(firsts, linears, strict=True):
+        weight_KNC[:, first : first + linear.out_features] = linear.weight
+        linear.weight = nn.Parameter(weight_KNC[0, first : first + linear.out_features], requires_grad=False)
     bias_N = None
-    if any(bias is not None for bias in biases):
+    if any(linear.bias is not None for linear in linears):
         bias_N = torch.cat(
-            [
-                weight_NC.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
-                for linear in linears
-            ]
+            [weight_KNC.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias for linear in linears]
         )
     if adapter is None:
-        return Product(weight_NC, bias_N, None, None)
-    down_RC = weight_NC.new_zeros(rank * len(linears), weight_NC.shape[1])
-    up_NR = weight_NC.new_zeros(len(weight_NC), rank)
-    first = 0
-    for number, (linear, name) in enumerate(zip(linears, names, strict=True)):
-        if name in adapter.config.targets:
-            down, up = adapter.low_rank(name)
-            down_RC[number * rank : number * rank + len(down)] = down
-            up_NR[first : first + len(up), : up.shape[1]] = up
-        first += linear.out_features
-    return Product(weight_NC, bias_N, down_RC, up_NR)
+        return Product(weight_KNC, bias_N, None, None)
+    down_RC = weight_KNC.new_zeros(rank * len(linears), weight_KNC.shape[2])
+    up_NR = weight_KNC.new_zeros(weight_KNC.shape[1], rank)
+    for number, (first, name) in enumerate(zip(firsts, names, strict=True)):
+        if name not in adapter.config.targets:
+            continue
+        down, up = (factor.to(weight_KNC.device) for factor in adapter.low_rank(name))
+        if merges:
+            own = weight_KNC[1, first : first + len(up)]
+            own.copy_(own.float() + up.float() @ down.float())
+        down_RC[number * rank : number * rank + len(down)] = down
+        up_NR[first : first + len(up), : up.shape[1]] = up
+    return Product(weight_KNC, bias_N, None, None) if merges else Product(weight_KNC, bias_N, down_RC, up_NR)
