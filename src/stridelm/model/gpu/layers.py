@@ -82,6 +82,10 @@ class Layers:
         self.half = max(16, _power(weights.head_size // 2))
         ahead = weights.device.type == "cuda" and torch.cuda.get_device_capability(weights.device) >= (9, 0)
         self.launch = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
+        # Loads in flight: a kernel is over before a few of them are, so what counts is how early they begin.
+        deep = weights.dtype == torch.bfloat16
+        self.deep = {**self.launch, "num_stages": 5 if deep else 2}
+        self.wide = {**self.launch, "num_stages": 4 if deep else 2}
         share = weights.query_heads // weights.key_heads
         self.run = max(1, ATTENDING // share)
         """Rows of a chain that attend together."""
@@ -139,10 +143,10 @@ class Layers:
         logits_WV = torch.empty(count, vocabulary, dtype=torch.float32, device=weights.device)
         best_WT, exponentials_WT = (logits_WV.new_empty(count, tiles) for _ in range(2))
         tokens_WT = torch.empty(count, tiles, dtype=torch.int32, device=weights.device)
-        scored[(tiles, triton.cdiv(count, ROWS))](
+        scored[(triton.cdiv(count, ROWS), tiles)](
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
-            BIASED=weights.head_bias_V is not None, **self.launch,
+            BIASED=weights.head_bias_V is not None, **self.wide,
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
@@ -163,7 +167,7 @@ class Layers:
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, R=weights.rank,
             PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
             BT=_power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
-            HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
+            HEAD_NORMED=layer.head_norms_2D is not None, **self.deep,
         )  # fmt: skip
 
     def _attend(
@@ -199,7 +203,7 @@ class Layers:
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
             N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=_power(min(128, inputs)),
-            **self._masks(state), BIASED=product.bias_N is not None, **self.launch,
+            **self._masks(state), BIASED=product.bias_N is not None, **self.wide,
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
@@ -209,7 +213,7 @@ class Layers:
             state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, layout.masks_M,
             units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
-            BT=_power(self.tiles), **self._masks(state), **self.launch,
+            BT=_power(self.tiles), **self._masks(state), **self.deep,
         )  # fmt: skip
 
 

@@ -278,9 +278,10 @@ def scored(
     """Logits, and of every tile of tokens the best one, its logit, and the sum of e^(logit - that)."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
-    tile = tl.program_id(0)
+    # Tiles of rows that read the same weights run side by side, while these are in the cache.
+    tile = tl.program_id(1)
     out_N = tile * BN + tl.arange(0, BN)
-    row_M = tl.program_id(1) * BM + tl.arange(0, BM)
+    row_M = tl.program_id(0) * BM + tl.arange(0, BM)
     sum_MN = tl.zeros((BM, BN), tl.float32)
     for k in range(0, C, BK):
         x_MK = _rows_of(x, row_M, k, M, C, BK)
