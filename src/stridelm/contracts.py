@@ -7,6 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stridelm.params import SamplingParams
 from stridelm.types import Array, Block, Commit, DraftTree, Output, Rows, Sequence
 
 if TYPE_CHECKING:
@@ -184,6 +185,9 @@ class Forward(Protocol):
         ...
 
 
+GREEDY = SamplingParams()
+
+
 @dataclass(frozen=True, slots=True)
 class Emitted:
     """What one step gave one place."""
@@ -194,7 +198,7 @@ class Emitted:
 
 
 class Stepper(Protocol):
-    """Greedy steps of one shape over a number of places, each of which holds a text. The device verifies, drafts from
+    """Steps of one shape over a number of places, each of which holds a text. The device verifies, drafts from
     masks and lays out the next step without the host, which may be a step behind.
 
     The cache's bookkeeping is the caller's: a step writes `rows` tokens behind those that its text has in the cache,
@@ -223,9 +227,21 @@ class Stepper(Protocol):
         """Steps that were launched and not collected."""
         ...
 
-    def begin(self, place: int, *, cached: int, pending: int, room: int, blocks: Items[int]) -> None:
+    def begin(
+        self,
+        place: int,
+        *,
+        cached: int,
+        pending: int,
+        room: int,
+        blocks: Items[int],
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        choice: int = 0,
+    ) -> None:
         """Let a place go on with a text: so many tokens are in the cache, in these blocks of it, one token is not, and
-        so many may be written."""
+        so many may be written. Draws are those of `sampling.draw`; of the parameters only temperature and filters
+        count, whoever changes logits needs the host."""
         ...
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:

@@ -20,9 +20,9 @@ from stridelm.params import InputError, SamplingParams
 from stridelm.types import Alternatives, Array, Sequence
 
 _WORD = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 1)
-_SHIFTS = (30, 27, 31)
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 1)
+SHIFTS = (30, 27, 31)
 
 
 class Draw(Protocol):
@@ -199,17 +199,22 @@ def likeliest(logits_WV: Array, count: int) -> tuple[Alternatives, ...]:
 
 def gumbel_of(tokens_N: Array, seed: int, choice: int, position: int) -> Array:
     """Standard Gumbel noise for these token ids: SplitMix64 with the token id as its counter."""
-    key = _mix(_mix(_mix(seed) + choice) + position)
-    return _as_gumbel(_mix_words((tokens_N + 1) * arrays.signed(_GOLDEN) + arrays.signed(key)))
+    key = _mix(noise_key(seed, choice) + position)
+    return _as_gumbel(_mix_words((tokens_N + 1) * arrays.signed(GOLDEN) + arrays.signed(key)))
+
+
+def noise_key(seed: int, choice: int) -> int:
+    """What the noise of an answer has in common, at whatever position: 64 bits."""
+    return _mix(_mix(seed) + choice)
 
 
 def gumbel_rows(seeds_B: Array, positions_B: Array, size: int) -> Array:
     """`gumbel_of` token ids 0 .. size - 1 for many rows at once (int64, seeds below 2**63, choice 0): B x size."""
     key_B = seeds_B
     for part in (0, 0, positions_B):  # seed, choice, position
-        key_B = _mix_words(key_B + part + arrays.signed(_GOLDEN))
+        key_B = _mix_words(key_B + part + arrays.signed(GOLDEN))
     counter_V = arrays.count_up(1, size + 1, seeds_B)
-    return _as_gumbel(_mix_words(counter_V * arrays.signed(_GOLDEN) + key_B[:, None]))
+    return _as_gumbel(_mix_words(counter_V * arrays.signed(GOLDEN) + key_B[:, None]))
 
 
 def _as_gumbel(bits: Array) -> Array:
@@ -218,12 +223,12 @@ def _as_gumbel(bits: Array) -> Array:
 
 def _mix(word: int) -> int:
     """SplitMix64's step and finaliser on one Python int."""
-    word = (word + _GOLDEN) & _WORD
-    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=True):
+    word = (word + GOLDEN) & _WORD
+    for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=True):
         word = ((word ^ (word >> shift)) * multiplier) & _WORD
     return word
 
 
 def _mix_words(words: Array) -> Array:
     """SplitMix64's finaliser on int64 words."""
-    return arrays.mix(words, _SHIFTS, _MULTIPLIERS)
+    return arrays.mix(words, SHIFTS, MULTIPLIERS)

@@ -1,8 +1,8 @@
 """Lets the device run steps by itself where it can, and stays a step behind it.
 
-Sequences that need nothing of the host but to be read (greedy, without a grammar, alternatives or a trace) sit down at
-the places of a stepper. While the host turns one step's tokens into text, the next one runs already. What is in flight
-when somebody comes or goes is collected first.
+Sequences that need nothing of the host but to be read (without penalties, a grammar, alternatives or a trace) sit down
+at the places of a stepper. While the host turns one step's tokens into text, the next one runs already. What is in
+flight when somebody comes or goes is collected first.
 
 The cache may take blocks back at any time (others need room, or a sequence makes room). So every seat notes when its
 blocks were last cut: a step that was launched before is forgotten, and run again.
@@ -73,7 +73,8 @@ class Strider:
         drafts = sequence.policy.device_drafts
         return (
             drafts is not None
-            and sequence.is_plain_greedy
+            and sequence.grammar is None
+            and not sequence.params.changes_logits
             and not sequence.alternatives
             and not sequence.is_traced
             and sequence.cached == len(sequence.tokens) - 1
@@ -138,7 +139,14 @@ class Strider:
             table = sequence.table
             assert table is not None
             stepper.begin(
-                place, cached=sequence.cached, pending=sequence.tokens[-1], room=sequence.room, blocks=table.blocks
+                place,
+                cached=sequence.cached,
+                pending=sequence.tokens[-1],
+                room=sequence.room,
+                blocks=table.blocks,
+                params=sequence.params,
+                seed=sequence.seed,
+                choice=sequence.choice,
             )
             seats.append(_Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens)))
         for place in range(len(sequences), stepper.places):

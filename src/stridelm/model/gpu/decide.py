@@ -18,15 +18,19 @@ the vocabulary.
 import triton
 import triton.language as tl
 
+from stridelm.model.gpu.sample import gumbel, key_at, top_of
+
 
 @triton.jit
 def settled(
-    ids, parents, best, best_tokens, exponentials, starts, rooms, ends, ends_at, kept, emitted, sureness, counts,
-    ROWS: tl.constexpr, NODES: tl.constexpr, NODE_TILE: tl.constexpr, DRAWS: tl.constexpr, TILES: tl.constexpr,
-    TILE_TILE: tl.constexpr, ENDS: tl.constexpr,
+    ids, parents, logits, best, best_tokens, exponentials, noisy, noisy_tokens, starts, rooms, ends, ends_at, kept,
+    emitted, sureness, counts,
+    ROWS: tl.constexpr, NODES: tl.constexpr, NODE_TILE: tl.constexpr, DRAWS: tl.constexpr, V: tl.constexpr,
+    TILES: tl.constexpr, TILE_TILE: tl.constexpr, ENDS: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """One place: what is emitted, where its text stands then, and which row it ended at. `rooms` counts the tokens that
-    may still be written; a place without any is left as it is."""
+    may still be written; a place without any is left as it is. Where some place SAMPLES, draws are the best of the
+    noisy scores."""
     place = tl.program_id(0)
     room = tl.load(rooms + place)
     at_T = tl.arange(0, TILE_TILE)
@@ -44,9 +48,16 @@ def settled(
             best_T = tl.load(best + row * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
             part_T = tl.load(exponentials + row * TILES + at_T, mask=at_T < TILES, other=0.0)
             top, tile = tl.max(best_T, axis=0, return_indices=True)
-            token = tl.load(best_tokens + row * TILES + tile)
+            sure = 1 / tl.sum(part_T * tl.exp(best_T - top), axis=0)
+            if SAMPLES:
+                drawn = (place * NODES + node) * TILES
+                noisy_T = tl.load(noisy + drawn + at_T, mask=at_T < TILES, other=float("-inf"))
+                token = tl.load(noisy_tokens + drawn + tl.argmax(noisy_T, axis=0))
+                sure *= tl.exp(tl.load(logits + row.to(tl.int64) * V + token) - top)
+            else:
+                token = tl.load(best_tokens + row * TILES + tile)
             tl.store(emitted + place * DRAWS + draw, token)
-            tl.store(sureness + place * DRAWS + draw, 1 / tl.sum(part_T * tl.exp(best_T - top), axis=0))
+            tl.store(sureness + place * DRAWS + draw, sure)
             tl.store(kept + place * DRAWS + draw, node)
             tl.store(ends_at + place, node)
             count += 1
@@ -91,17 +102,21 @@ def gathered(
 
 @triton.jit
 def candidates(
-    logits, best, hidden, ends_at, tokens, scores, outputs,
+    logits, best, noisy, hidden, ends_at, starts, inverses, keys, tokens, scores, outputs,
     ROWS: tl.constexpr, NODES: tl.constexpr, MASKS: tl.constexpr, N: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, TILE_TILE: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, BC: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """One mask of the chain that matters: its likeliest tokens and what the output head read of it. They lie in the
-    tiles with the best maxima, so only these are read."""
+    """One mask of the chain that matters: its likeliest tokens, by noisy scores where some place SAMPLES, and what the
+    output head read of it. They lie in the tiles with the best maxima, so only these are read."""
     place, depth = tl.program_id(0), tl.program_id(1)
     row = place * ROWS + NODES + tl.load(ends_at + place) * MASKS + depth
     at_T = tl.arange(0, TILE_TILE)
     at_N = tl.arange(0, N)
-    best_T = tl.load(best + row * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
+    if SAMPLES:
+        best_T = tl.load(noisy + (place * MASKS + depth) * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
+    else:
+        best_T = tl.load(best + row * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
     tile_N = tl.full((N,), TILES, tl.int32)
     for number in range(N):
         top, tile = tl.max(best_T, axis=0, return_indices=True)
@@ -110,6 +125,12 @@ def candidates(
         best_T = tl.where(at_T == tile, float("-inf"), best_T)
     token_NV = tile_N[:, None] * VT + tl.arange(0, VT)[None, :]
     logit_NV = tl.load(logits + row.to(tl.int64) * V + token_NV, mask=token_NV < V, other=float("-inf"))
+    if SAMPLES:
+        inverse = tl.load(inverses + place)
+        if inverse > 0:
+            key = key_at(keys, place, tl.load(starts + place) + 1 + depth)
+            score_NV = (logit_NV - top_of(best, row, TILES, TILE_TILE)) * inverse
+            logit_NV = (score_NV.to(tl.float64) + gumbel(token_NV, key)).to(tl.float32)
     to = (place * MASKS + depth) * N
     for number in range(N):
         top = tl.max(tl.max(logit_NV, axis=1), axis=0)
@@ -180,9 +201,9 @@ def cell(
 
 @triton.jit
 def picked(
-    tokens, scores, moves, state, children, ids, depth,
+    tokens, scores, moves, state, inverses, children, ids, depth,
     ROWS: tl.constexpr, X: tl.constexpr, BRANCHES: tl.constexpr, MASKS: tl.constexpr, N: tl.constexpr,
-    S: tl.constexpr, BS: tl.constexpr, MOVED: tl.constexpr,
+    S: tl.constexpr, BS: tl.constexpr, MOVED: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """The children of one node of one place: the likeliest candidates, once the sequential head has had its say.
     `moves`: what a candidate's score gains per unit of state."""
@@ -192,11 +213,16 @@ def picked(
     score_N = tl.load(scores + of_N)
     token_N = tl.load(tokens + of_N)
     if MOVED:
+        moved_N = tl.zeros((N,), tl.float32)
         for s in range(0, S, BS):
             at_S = s + tl.arange(0, BS)
             state_S = tl.load(state + (place * X + node) * S + at_S, mask=at_S < S, other=0.0)
             move_NS = tl.load(moves + of_N[:, None] * S + at_S[None, :], mask=(at_S < S)[None, :], other=0.0)
-            score_N += tl.sum(move_NS.to(tl.float32) * state_S[None, :], axis=1)
+            moved_N += tl.sum(move_NS.to(tl.float32) * state_S[None, :], axis=1)
+        if SAMPLES:
+            inverse = tl.load(inverses + place)
+            moved_N *= tl.where(inverse > 0, inverse, 1.0)
+        score_N += moved_N
     for branch in range(BRANCHES):
         at = tl.argmax(score_N, axis=0)
         child = tl.load(children + node * BRANCHES + branch)

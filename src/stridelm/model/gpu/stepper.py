@@ -15,14 +15,16 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from stridelm.contracts import Emitted
+from stridelm.contracts import GREEDY, Emitted
 from stridelm.layout import lineage
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.decide import candidates, cell, gathered, picked, settled
 from stridelm.model.gpu.layers import TAIL, VOCABULARY_TILE, Layers, Layout, Scores
 from stridelm.model.gpu.layout import runs_of
 from stridelm.model.gpu.memory import PAGE
+from stridelm.model.gpu.sample import Drawing
 from stridelm.model.gpu.template import Template
+from stridelm.params import SamplingParams
 
 CANDIDATES = 16
 _STATE_TILE = 16
@@ -49,6 +51,7 @@ class GpuStepper:
         self.draws = template.deepest + 1
         self.layout = _layout(template, places, pages, layers, self.device)
         integers = {"dtype": torch.int32, "device": self.device}
+        self.drawing = Drawing(places, self.device)
         self.rooms_B = torch.zeros(places, **integers)
         self.ends_E = torch.tensor(_filled(sorted(ends)), **integers)
         self.ends_at_B, self.counts_B = (torch.zeros(places, **integers) for _ in range(2))
@@ -93,13 +96,25 @@ class GpuStepper:
         return self._seconds
 
     @torch.inference_mode()
-    def begin(self, place: int, *, cached: int, pending: int, room: int, blocks: Items[int]) -> None:
+    def begin(
+        self,
+        place: int,
+        *,
+        cached: int,
+        pending: int,
+        room: int,
+        blocks: Items[int],
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        choice: int = 0,
+    ) -> None:
         """There are no drafts at first."""
         first = place * self.rows
         ids = [pending, *[-1] * self.drafts]
         self.layout.ids_M[first : first + len(ids)] = torch.tensor(ids, dtype=torch.int32)
         self.layout.starts_B[place] = cached
         self.rooms_B[place] = room
+        self.drawing.begin(place, params, seed, choice)
         self.give_blocks(place, blocks)
 
     @torch.inference_mode()
@@ -110,13 +125,14 @@ class GpuStepper:
     def end(self, place: int) -> None:
         """Nobody is at this place: what its rows write goes where nobody reads."""
         self.rooms_B[place] = 0
+        self.drawing.end(place)
         self.layout.starts_B[place] = 0
         self.layout.tables_BP[place] = self.layers.memory.spare_page
 
     @torch.inference_mode()
     def launch(self) -> None:
         assert self.in_flight < _IN_FLIGHT
-        self._graphed(())
+        self._graphed(self.drawing.kind)
         slot = self._launched % _IN_FLIGHT
         self._host[slot].copy_(self.results, non_blocking=True)
         if self._events:
@@ -140,6 +156,7 @@ class GpuStepper:
         ]
 
     def _step(self) -> torch.Tensor:
+        """One of several graphs, by what the places' draws need."""
         template, layout = self.template, self.layout
         has_masks = template.masks > 0
         read = self.layers(layout, has_masks=has_masks, has_trees=has_masks)
@@ -156,12 +173,14 @@ class GpuStepper:
 
     def _settle(self, scores: Scores) -> None:
         template, tiles = self.template, scores.best_WT.shape[1]
+        noisy = self.drawing.at_nodes(scores, self.layout, template) if self.drawing.kind else None
         settled[(self.places,)](
-            self.layout.ids_M, self.parents_N, scores.best_WT, scores.best_tokens_WT, scores.exponentials_WT,
-            self.layout.starts_B, self.rooms_B, self.ends_E, self.ends_at_B, self.kept_BD, self.emitted_BD,
-            self.sureness_BD, self.counts_B,
-            ROWS=template.rows, NODES=template.nodes, NODE_TILE=_power(template.nodes), DRAWS=self.draws, TILES=tiles,
-            TILE_TILE=_power(tiles), ENDS=len(self.ends_E),
+            self.layout.ids_M, self.parents_N, scores.logits_WV, scores.best_WT, scores.best_tokens_WT,
+            scores.exponentials_WT, noisy and noisy.best_RT, noisy and noisy.tokens_RT, self.layout.starts_B,
+            self.rooms_B, self.ends_E, self.ends_at_B, self.kept_BD, self.emitted_BD, self.sureness_BD, self.counts_B,
+            ROWS=template.rows, NODES=template.nodes, NODE_TILE=_power(template.nodes), DRAWS=self.draws,
+            V=scores.logits_WV.shape[1], TILES=tiles, TILE_TILE=_power(tiles), ENDS=len(self.ends_E),
+            SAMPLES=noisy is not None,
         )  # fmt: skip
 
     def _gather(self) -> None:
@@ -179,10 +198,15 @@ class GpuStepper:
         tokens_BKN = torch.empty(places, template.masks, CANDIDATES, dtype=torch.int32, device=self.device)
         scores_BKN = torch.empty(tokens_BKN.shape, dtype=torch.float32, device=self.device)
         outputs_BKC = scores.hidden_WC.new_empty(places, template.masks, weights.width)
+        drawing, noisy = self.drawing, None
+        if drawing.kind:
+            noisy = drawing.at_masks(scores, self.layout, template, self.ends_at_B)
         candidates[(places, template.masks)](
-            scores.logits_WV, scores.best_WT, scores.hidden_WC, self.ends_at_B, tokens_BKN, scores_BKN, outputs_BKC,
+            scores.logits_WV, scores.best_WT, noisy and noisy.best_RT, scores.hidden_WC, self.ends_at_B,
+            self.layout.starts_B, drawing.inverses_B, drawing.keys_B, tokens_BKN, scores_BKN, outputs_BKC,
             ROWS=template.rows, NODES=template.nodes, MASKS=template.masks, N=CANDIDATES, V=vocabulary, TILES=tiles,
             TILE_TILE=_power(tiles), VT=VOCABULARY_TILE, C=weights.width, BC=_power(weights.width),
+            SAMPLES=noisy is not None,
         )  # fmt: skip
         drafting = self.drafting
         moves = read = state = None
@@ -197,9 +221,10 @@ class GpuStepper:
             if drafting is not None:
                 state = self._read(depth, nodes, sources, state, before, read)
             picked[(places, count)](
-                tokens_BKN, scores_BKN, moves, state, children_XR, self.layout.ids_M, depth,
+                tokens_BKN, scores_BKN, moves, state, drawing.inverses_B, children_XR, self.layout.ids_M, depth,
                 ROWS=template.rows, X=count, BRANCHES=children_XR.shape[1], MASKS=template.masks, N=CANDIDATES,
                 S=1 if drafting is None else drafting.size, BS=64, MOVED=drafting is not None,
+                SAMPLES=noisy is not None,
             )  # fmt: skip
             before = count
 
