@@ -25,16 +25,16 @@ from stridelm.model.gpu.ahead import await_inputs, let_next_begin
 
 @triton.jit
 def attended_spans(
-    query, keys, values, runs, first_run, starts, chains, tails, tables, sums, bests, totals, scale,
+    query, keys, values, runs, starts, chains, tails, tables, sums, bests, totals, scale, begin_row, end_row,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr,
     SPAN: tl.constexpr, SPANS: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, TAIL: tl.constexpr,
     WINDOW: tl.constexpr, TREE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights."""
+    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Of the runs
+    those that begin between two rows take part."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
-    local, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    run = first_run + local
+    run, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(runs + run * 4)
     count = tl.load(runs + run * 4 + 1)
     block = tl.load(runs + run * 4 + 2)
@@ -44,7 +44,7 @@ def attended_spans(
     first = start + depth
     end = first + count
     begin = span * SPAN
-    if (count == 0) | (begin >= end):
+    if (count == 0) | (begin >= end) | (first_row < begin_row) | (first_row >= end_row):
         return
     if WINDOW > 0:
         if begin + SPAN <= first - WINDOW + 1:
@@ -81,7 +81,7 @@ def attended_spans(
     floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
     weight_MT = tl.exp(score_MT - floor_M[:, None])
     sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
-    to_M = ((local * ROWS + row_M) * H + head * SHARE + at_M % SHARE) * SPANS + span
+    to_M = ((first_row - begin_row + row_M) * H + head * SHARE + at_M % SHARE) * SPANS + span
     tl.store(sums + to_M.to(tl.int64)[:, None] * D + at_D[None, :], sum_MD, mask=held_MD)
     tl.store(bests + to_M, best_M, mask=held_M)
     tl.store(totals + to_M, tl.sum(weight_MT, axis=1), mask=held_M)
@@ -89,22 +89,16 @@ def attended_spans(
 
 @triton.jit
 def joined(
-    sums, bests, totals, runs, first_run, starts, output,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BX: tl.constexpr,
-    SPAN: tl.constexpr, SPANS: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
+    sums, bests, totals, blocks, depths, starts, output, begin_row,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BX: tl.constexpr, SPAN: tl.constexpr,
+    SPANS: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One row's spans, in order, for the query heads of one key head."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     local, head = tl.program_id(0), tl.program_id(1)
-    run, row = first_run + local // ROWS, local % ROWS
-    first_row = tl.load(runs + run * 4)
-    count = tl.load(runs + run * 4 + 1)
-    block = tl.load(runs + run * 4 + 2)
-    depth = tl.load(runs + run * 4 + 3)
-    if row >= count:
-        return
-    position = tl.load(starts + block) + depth + row
+    row = begin_row + local
+    position = tl.load(starts + tl.load(blocks + row)) + tl.load(depths + row)
     begin = position * 0
     if WINDOW > 0:
         begin = tl.maximum(position - WINDOW + 1, 0) // SPAN
@@ -125,5 +119,5 @@ def joined(
         sum_XD = sum_XD * shrink_X[:, None] + own_XD * own_shrink_X[:, None]
         total_X = total_X * shrink_X + own_total_X * own_shrink_X
         best_X = higher_X
-    to_XD = (first_row + row) * (H * D) + (head * SHARE + at_X)[:, None] * D + at_D[None, :]
+    to_XD = row * (H * D) + (head * SHARE + at_X)[:, None] * D + at_D[None, :]
     tl.store(output + to_XD, (sum_XD / total_X[:, None]).to(output.dtype.element_ty), mask=held_XD)

@@ -18,23 +18,29 @@ import triton
 import triton.language as tl
 
 from stridelm.model.gpu.ahead import await_inputs, let_next_begin
+from stridelm.model.gpu.sample import gumbel, key_at, top_of
 
 
 @triton.jit
 def candidates(
-    logits, best, hidden, ids, ends_at, tokens, scores, outputs, real,
+    logits, best, noisy, hidden, ids, ends_at, starts, inverses, keys, tokens, scores, outputs, real,
     NODES: tl.constexpr, K: tl.constexpr, N: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
-    TILE_TILE: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr,
+    TILE_TILE: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, BC: tl.constexpr, SAMPLES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One mask of the chain that matters: its likeliest tokens and what the output head read of it. They lie in the
-    tiles with the best maxima, so only these are read. Behind a place's candidates its pending token is noted."""
+    """One mask of the chain that matters: its likeliest tokens, by noisy scores where some place SAMPLES, and what the
+    output head read of it. They lie in the tiles with the best maxima, so only these are read. Behind a place's
+    candidates its pending token is noted."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     place, depth = tl.program_id(0), tl.program_id(1)
     row = real + (place * NODES + tl.load(ends_at + place)) * K + depth
     at_T = tl.arange(0, TILE_TILE)
     at_N = tl.arange(0, N)
-    best_T = tl.load(best + row * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
+    if SAMPLES:
+        best_T = tl.load(noisy + (place * K + depth) * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
+    else:
+        best_T = tl.load(best + row * TILES + at_T, mask=at_T < TILES, other=float("-inf"))
     tile_N = tl.full((N,), TILES, tl.int32)
     for number in range(N):
         top, tile = tl.max(best_T, axis=0, return_indices=True)
@@ -43,6 +49,12 @@ def candidates(
         best_T = tl.where(at_T == tile, float("-inf"), best_T)
     token_NV = tile_N[:, None] * VT + tl.arange(0, VT)[None, :]
     logit_NV = tl.load(logits + row.to(tl.int64) * V + token_NV, mask=token_NV < V, other=float("-inf"))
+    if SAMPLES:
+        inverse = tl.load(inverses + place)
+        if inverse > 0:
+            key = key_at(keys, place, tl.load(starts + place) + 1 + depth)
+            score_NV = (logit_NV - top_of(best, row, TILES, TILE_TILE)) * inverse
+            logit_NV = (score_NV.to(tl.float64) + gumbel(token_NV, key)).to(tl.float32)
     to = place * (K * N + 1) + depth * N
     for number in range(N):
         best_N, at_best_N = tl.max(logit_NV, axis=1, return_indices=True)
@@ -61,10 +73,10 @@ def candidates(
 
 @triton.jit
 def grown(
-    tokens, scores, moves, before, read, carry, sources, ranks, nodes, state, new_state, ids, depth,
+    tokens, scores, moves, before, read, carry, inverses, sources, ranks, nodes, state, new_state, ids, depth,
     NODES: tl.constexpr, X: tl.constexpr, X_BEFORE: tl.constexpr, RANKS: tl.constexpr, K: tl.constexpr,
     N: tl.constexpr, S: tl.constexpr, BX: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, MOVED: tl.constexpr, AHEAD: tl.constexpr,
+    LAST: tl.constexpr, MOVED: tl.constexpr, SAMPLES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A tile of the state of one place's nodes of a depth; the first tile's program notes their tokens, too.
 
@@ -102,6 +114,9 @@ def grown(
                     gate_XS = tl.dot(state_XK, gate_KS, gate_XS, input_precision="ieee")
                     fresh_KS = tl.load(carry + (S + at_S)[None, :] * S + at_K[:, None], mask=held_KS, other=0.0)
                     fresh_XS = tl.dot(state_XK, fresh_KS, fresh_XS, input_precision="ieee")
+            if SAMPLES:
+                inverse = tl.load(inverses + place)
+                more_XN *= tl.where(inverse > 0, inverse, 1.0)
             score_XN += more_XN
             if not LAST:
                 old_XS = tl.load(state + source_X[:, None] * S + at_S[None, :], mask=held_XS, other=0.0)

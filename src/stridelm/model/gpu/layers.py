@@ -75,11 +75,11 @@ class Layers:
 
     def __init__(self, weights: Weights, memory: GpuMemory) -> None:
         self.weights, self.memory = weights, memory
-        self.block_k = _power(min(64, weights.width))
-        self.sum_tile = min(64 if weights.width > 1024 else 16, max(16, _power(weights.width)))
+        self.block_k = power(min(64, weights.width))
+        self.sum_tile = min(64 if weights.width > 1024 else 16, max(16, power(weights.width)))
         self.tiles = triton.cdiv(weights.width, self.sum_tile)
         """In which the residual is summed."""
-        self.half = max(16, _power(weights.head_size // 2))
+        self.half = max(16, power(weights.head_size // 2))
         ahead = weights.device.type == "cuda" and torch.cuda.get_device_capability(weights.device) >= (9, 0)
         self.launch = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
         # Loads in flight: a kernel is over before a few of them are, so what counts is how early they begin.
@@ -89,7 +89,7 @@ class Layers:
         share = weights.query_heads // weights.key_heads
         self.run = max(1, ATTENDING // share)
         """Rows of a chain that attend together."""
-        self.attending = max(16, _power(self.run * share))
+        self.attending = max(16, power(self.run * share))
 
     def __call__(
         self, layout: Layout, *, real: int, spans: int, has_trees: bool, layers: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class Layers:
         embedded[(rows,)](
             layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, norms[0], residual_MC, x_MC,
             squares_MT,
-            C=weights.width, BC=_power(weights.width), TILES=self.tiles, BT=_power(self.tiles), **self.launch,
+            C=weights.width, BC=power(weights.width), TILES=self.tiles, BT=power(self.tiles), **self.launch,
         )  # fmt: skip
         inputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(weights.layers):
@@ -132,7 +132,7 @@ class Layers:
         hidden_WC = torch.empty(len(wanted_W), weights.width, dtype=weights.dtype, device=weights.device)
         normed_rows[(len(wanted_W),)](
             residual_MC, weights.norm_C, wanted_W, hidden_WC, weights.epsilon,
-            C=weights.width, BC=_power(weights.width), **self.launch,
+            C=weights.width, BC=power(weights.width), **self.launch,
         )  # fmt: skip
         return hidden_WC
 
@@ -166,7 +166,7 @@ class Layers:
             state.real, rows, weights.epsilon,
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, R=weights.rank,
             PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
-            BT=_power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
+            BT=power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
             HEAD_NORMED=layer.head_norms_2D is not None, **self.deep,
         )  # fmt: skip
 
@@ -174,24 +174,25 @@ class Layers:
         self, index: int, layer: Layer, layout: Layout, query_MX: torch.Tensor, output_MX: torch.Tensor, spans: int,
         has_trees: bool,
     ) -> None:  # fmt: skip
-        weights, runs = self.weights, len(layout.runs_M4)
+        weights, rows = self.weights, len(query_MX)
         heads, key_heads, size = weights.query_heads, weights.key_heads, weights.head_size
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        part = max(1, min(runs, _SPAN_FLOATS // (self.run * heads * spans * size)))
-        sums = torch.empty(part * self.run * heads * spans, size, dtype=torch.float32, device=weights.device)
+        part = min(rows, _SPAN_FLOATS // (heads * spans * size))
+        # A run that begins in a part may reach beyond it.
+        sums = torch.empty((part + self.run) * heads * spans, size, dtype=torch.float32, device=weights.device)
         bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
-        shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, _power(size)), "ROWS": self.run, "SPAN": SPAN,
-                 "SPANS": spans, "WINDOW": layer.window, **self.launch}  # fmt: skip
-        for first in range(0, runs, part):
-            count = min(part, runs - first)
-            attended_spans[(count, key_heads, spans)](
-                query_MX, keys_SGD, values_SGD, layout.runs_M4, first, layout.starts_B, layout.chains_B,
-                layout.tails_MT, layout.tables_BP, sums, bests, totals, weights.scaling,
-                BM=self.attending, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL, TREE=has_trees, **shape,
+        shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power(size)), "SPAN": SPAN, "SPANS": spans,
+                 "WINDOW": layer.window, **self.launch}  # fmt: skip
+        for first in range(0, rows, part):
+            attended_spans[(len(layout.runs_M4), key_heads, spans)](
+                query_MX, keys_SGD, values_SGD, layout.runs_M4, layout.starts_B, layout.chains_B, layout.tails_MT,
+                layout.tables_BP, sums, bests, totals, weights.scaling, first, first + part,
+                ROWS=self.run, BM=self.attending, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL,
+                TREE=has_trees, **shape,
             )  # fmt: skip
-            joined[(count * self.run, key_heads)](
-                sums, bests, totals, layout.runs_M4, first, layout.starts_B, output_MX,
-                BX=_power(heads // key_heads), **shape,
+            joined[(min(part + self.run, rows - first), key_heads)](
+                sums, bests, totals, layout.blocks_M, layout.depths_M, layout.starts_B, output_MX, first,
+                BX=power(heads // key_heads), **shape,
             )  # fmt: skip
 
     def _add(
@@ -202,18 +203,18 @@ class Layers:
         added[(self.tiles, state.tiles)](
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
-            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=_power(min(128, inputs)),
+            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=power(min(128, inputs)),
             **self._masks(state), BIASED=product.bias_N is not None, **self.wide,
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
         weights, product = self.weights, layer.units
-        tile = min(64 if weights.inner > 4096 else 32, max(16, _power(weights.inner)))
+        tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
         gated_units[(triton.cdiv(weights.inner, tile), state.tiles)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, layout.masks_M,
             units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
-            BT=_power(self.tiles), **self._masks(state), **self.deep,
+            BT=power(self.tiles), **self._masks(state), **self.deep,
         )  # fmt: skip
 
 
@@ -247,5 +248,5 @@ class Read:
     """Layer -> what it read, of the layers that were asked for; their number stands for the output head."""
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     return 1 << (size - 1).bit_length()

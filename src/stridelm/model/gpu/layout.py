@@ -9,7 +9,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from stridelm.layout import lineage
 from stridelm.model.gpu.layers import SPAN, TAIL, Layout
+from stridelm.model.gpu.template import Template
 from stridelm.model.kv_cache import Table
 from stridelm.types import ROOT, Rows
 
@@ -165,3 +167,58 @@ def has_trees(rows: Rows) -> bool:
     firsts = {segment.start for segment in rows.segments}
     places = np.arange(len(rows.parents_Q))
     return any(int(row) not in firsts for row in np.flatnonzero(rows.parents_Q != places - 1))
+
+
+def template_layout(
+    template: Template, places: int, pages: int, run: int, spare_page: int, device: torch.device
+) -> Layout:
+    """The rows of a template at every place: the nodes of all, then their masks. Only ids and starts will change."""
+    parents = np.array(template.row_parents)
+    sees, depths = lineage(template.row_parents)
+    is_mask = np.arange(template.rows) >= template.nodes
+    mask_depths = np.where(is_mask, (sees & is_mask[None, :]).sum(axis=1), 0)
+    real = places * template.nodes
+    # Where the rows of each place stand: place x row.
+    stands = np.where(
+        is_mask,
+        real
+        + np.arange(places)[:, None] * (template.rows - template.nodes)
+        + np.arange(template.rows)
+        - template.nodes,
+        np.arange(places)[:, None] * template.nodes + np.arange(template.rows),
+    )
+    # A mask that hangs off the last node would pass for its child: chains of masks are runs of their own.
+    goes_on = (parents == np.arange(template.rows) - 1) & (np.arange(template.rows) != template.nodes)
+    first, counts = runs_of(np.where(goes_on, parents, ROOT), run)
+    runs = [
+        np.stack([stands[place][first], counts, np.full_like(first, place), depths[first]], axis=1)
+        for place in range(places)
+    ]
+    tails = np.zeros((len(first), TAIL), np.int32)
+    for number, last in enumerate((first + counts - 1).tolist()):
+        row = last
+        while row > 0:
+            tails[number, depths[row] - 1] = row
+            row = int(parents[row])
+
+    def placed(of_one: np.ndarray) -> torch.Tensor:
+        found = np.zeros(places * template.rows, np.int32)
+        found[stands] = of_one
+        return tensor(found)
+
+    def tensor(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int32)).to(device)
+
+    return Layout(
+        ids_M=placed(np.zeros(template.rows)),
+        blocks_M=placed(np.arange(places)[:, None]),
+        depths_M=placed(depths),
+        offsets_M=placed(np.arange(template.rows)),
+        masks_M=placed(mask_depths),
+        runs_M4=tensor(np.concatenate(runs)),
+        tails_MT=tensor(np.tile(tails, (places, 1))),
+        wanted_W=tensor(np.arange(places * template.rows)),
+        starts_B=tensor(np.zeros(places)),
+        chains_B=tensor(np.ones(places)),
+        tables_BP=tensor(np.full((places, pages), spare_page)),
+    )

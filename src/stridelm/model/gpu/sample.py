@@ -122,12 +122,11 @@ def _last_kept(logits, border, most, top, inverse, V: tl.constexpr, BV: tl.const
 @triton.jit
 def borders(
     logits, best, inverses, top_ks, top_ps, floors, least, last,
-    ROWS: tl.constexpr, NODES: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr, TILE_TILE: tl.constexpr,
-    BV: tl.constexpr,
+    NODES: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr, TILE_TILE: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """One node of one place: top-k (equal scores stay together), top-p of what is left, then min-p."""
     place, node = tl.program_id(0), tl.program_id(1)
-    row = place * ROWS + node
+    row = place * NODES + node
     inverse, top_k, top_p = tl.load(inverses + place), tl.load(top_ks + place), tl.load(top_ps + place)
     top = top_of(best, row, TILES, TILE_TILE)
     own = logits + row.to(tl.int64) * V
@@ -147,8 +146,8 @@ def borders(
 
 @triton.jit
 def perturbed(
-    logits, best, best_tokens, ends_at, starts, depths, inverses, keys, least, last, noisy, noisy_tokens,
-    ROWS: tl.constexpr, NODES: tl.constexpr, COUNT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
+    logits, best, best_tokens, ends_at, starts, depths, inverses, keys, least, last, noisy, noisy_tokens, real,
+    NODES: tl.constexpr, COUNT: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
     TILE_TILE: tl.constexpr, VT: tl.constexpr, OF_MASKS: tl.constexpr, FILTERS: tl.constexpr,
 ):  # fmt: skip
     """One tile of one of the COUNT rows that a place draws from: its nodes, or the masks where its walk has ended. A
@@ -158,9 +157,9 @@ def perturbed(
     inverse = tl.load(inverses + place)
     if OF_MASKS:
         depth = number % COUNT
-        row = place * ROWS + NODES + tl.load(ends_at + place) * COUNT + depth
+        row = real + (place * NODES + tl.load(ends_at + place)) * COUNT + depth
     else:
-        row = place * ROWS + number % COUNT
+        row = number
         depth = tl.load(depths + row)
     to = number * TILES + tile
     score = tl.load(best + row * TILES + tile).to(tl.float64)
@@ -247,7 +246,7 @@ class Drawing:
             borders[(places, nodes)](
                 scores.logits_WV, scores.best_WT, self.inverses_B, self.top_ks_B, self.top_ps_B, self.floors_B, least,
                 last,
-                ROWS=template.rows, NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=triton.next_power_of_2(tiles),
+                NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=triton.next_power_of_2(tiles),
                 BV=min(_WIDEST, triton.next_power_of_2(vocabulary)), num_warps=16,
             )  # fmt: skip
         return self._perturb(scores, layout, template, None, least, last)
@@ -276,7 +275,8 @@ class Drawing:
         perturbed[(rows, tiles)](
             scores.logits_WV, scores.best_WT, scores.best_tokens_WT, ends_at_B, layout.starts_B, layout.depths_M,
             self.inverses_B, self.keys_B, least, last, noisy.best_RT, noisy.tokens_RT,
-            ROWS=template.rows, NODES=template.nodes, COUNT=count, V=vocabulary, TILES=tiles,
+            len(self.inverses_B) * template.nodes,
+            NODES=template.nodes, COUNT=count, V=vocabulary, TILES=tiles,
             TILE_TILE=triton.next_power_of_2(tiles), VT=VOCABULARY_TILE, OF_MASKS=ends_at_B is not None,
             FILTERS=least is not None,
         )  # fmt: skip

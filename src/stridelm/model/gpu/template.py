@@ -59,13 +59,9 @@ class Template:
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
-    def levels(self) -> list[list[int]]:
-        """By depth, the nodes that have children."""
-        depths = self.depths
-        return [
-            [node for node, own in enumerate(depths) if own == depth and self.children(node)]
-            for depth in range(self.deepest)
-        ]
+    def by_depth(self) -> list[list[int]]:
+        """The nodes of every depth, the pending token's first."""
+        return [[node for node, own in enumerate(self.depths) if own == depth] for depth in range(self.deepest + 1)]
 
     @property
     def tree(self) -> DraftTree:
