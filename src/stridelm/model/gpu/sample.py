@@ -237,19 +237,25 @@ class Drawing:
 
     def at_nodes(self, scores: Scores, layout: Layout, template: Template) -> Noisy:
         """What the places draw from at each node."""
-        least = last = None
-        places, nodes = len(self.inverses_B), template.nodes
+        least_R = last_R = None
         if self.kind == Kind.FILTERED:
-            vocabulary, tiles = scores.logits_WV.shape[1], scores.best_WT.shape[1]
-            least = torch.empty(places, nodes, device=self.inverses_B.device)
-            last = torch.empty(places, nodes, dtype=torch.int32, device=self.inverses_B.device)
-            borders[(places, nodes)](
-                scores.logits_WV, scores.best_WT, self.inverses_B, self.top_ks_B, self.top_ps_B, self.floors_B, least,
-                last,
-                NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=triton.next_power_of_2(tiles),
-                BV=min(_WIDEST, triton.next_power_of_2(vocabulary)), num_warps=16,
-            )  # fmt: skip
-        return self._perturb(scores, layout, template, None, least, last)
+            least_R, last_R = self.borders(scores.logits_WV, scores.best_WT, template)
+        return self._perturb(scores, layout, template, None, least_R, last_R)
+
+    def borders(
+        self, logits_WV: torch.Tensor, best_WT: torch.Tensor, template: Template
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every node, the least score that its place's filters keep, and the last token of that score."""
+        vocabulary, tiles = logits_WV.shape[1], best_WT.shape[1]
+        places, nodes = len(self.inverses_B), template.nodes
+        least_R = logits_WV.new_empty(places * nodes)
+        last_R = torch.empty(places * nodes, dtype=torch.int32, device=logits_WV.device)
+        borders[(places, nodes)](
+            logits_WV, best_WT, self.inverses_B, self.top_ks_B, self.top_ps_B, self.floors_B, least_R, last_R,
+            NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=triton.next_power_of_2(tiles),
+            BV=min(_WIDEST, triton.next_power_of_2(vocabulary)), num_warps=16,
+        )  # fmt: skip
+        return least_R, last_R
 
     def at_masks(self, scores: Scores, layout: Layout, template: Template, ends_at_B: torch.Tensor) -> Noisy:
         """What the next drafts are chosen from, once the texts have gone on: filters are left out."""
@@ -261,8 +267,8 @@ class Drawing:
         layout: Layout,
         template: Template,
         ends_at_B: torch.Tensor | None,
-        least: torch.Tensor | None,
-        last: torch.Tensor | None,
+        least_R: torch.Tensor | None,
+        last_R: torch.Tensor | None,
     ) -> Noisy:
         vocabulary, tiles = scores.logits_WV.shape[1], scores.best_WT.shape[1]
         count = template.nodes if ends_at_B is None else template.masks
@@ -274,10 +280,10 @@ class Drawing:
         )
         perturbed[(rows, tiles)](
             scores.logits_WV, scores.best_WT, scores.best_tokens_WT, ends_at_B, layout.starts_B, layout.depths_M,
-            self.inverses_B, self.keys_B, least, last, noisy.best_RT, noisy.tokens_RT,
+            self.inverses_B, self.keys_B, least_R, last_R, noisy.best_RT, noisy.tokens_RT,
             len(self.inverses_B) * template.nodes,
             NODES=template.nodes, COUNT=count, V=vocabulary, TILES=tiles,
             TILE_TILE=triton.next_power_of_2(tiles), VT=VOCABULARY_TILE, OF_MASKS=ends_at_B is not None,
-            FILTERS=least is not None,
+            FILTERS=least_R is not None,
         )  # fmt: skip
         return noisy

@@ -1,0 +1,390 @@
+"""Steps that the device runs by itself, against plain decoding one token at a time: in Triton's interpreter."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from interpreted import DEVICE, load_gpu
+from reference import NEAR_TIE, first_departure, reference
+from stridelm import sampling
+from stridelm.arrays import signed
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.draft import grow
+from stridelm.draft.grow import Chain, TreeGrower
+from stridelm.engine.strider import Strider
+from stridelm.layout import lay_out, make_block
+from stridelm.model.gpu import stepper as stepper_module
+from stridelm.model.gpu.forward import GpuForward
+from stridelm.model.gpu.layers import TAIL
+from stridelm.model.gpu.sample import Drawing, Kind, gumbel, key_at
+from stridelm.model.gpu.stepper import GpuStepper
+from stridelm.model.gpu.template import Template
+from stridelm.model.kv_cache import Table
+from stridelm.params import SamplingParams
+from stridelm.types import ROOT, Sequence
+from tiny import load_tiny, plain_network, random_adapter
+
+GREEDY = SamplingParams(max_tokens=8)
+SAMPLED = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
+FILTERED = SamplingParams(max_tokens=8, temperature=1.5, top_k=40, top_p=0.9, min_p=0.01, seed=5)
+SETTINGS = (
+    GREEDY,
+    SAMPLED,
+    SamplingParams(max_tokens=8, temperature=0.7, top_k=20, seed=2**64 - 1),
+    SamplingParams(max_tokens=8, temperature=1.5, top_p=0.8, seed=3),
+    SamplingParams(max_tokens=8, temperature=2.0, min_p=0.05, seed=4),
+    FILTERED,
+)
+PLAIN = Template.chain(0)
+CHAIN = Template.chain(2)
+TREE = Template((ROOT, 0, 0, 2, 1), 2)
+"""0-1-4 and 0-2-3."""
+LARGE = Template((ROOT, 0, 0, 1, 1, 2, 3, 0), 3)
+"""0-1-3-6, 0-1-4, 0-2-5, 0-7."""
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder: Callable[..., Path]) -> Path:
+    return tiny_folder("llama")
+
+
+@pytest.fixture(scope="module")
+def forward(folder: Path) -> GpuForward:
+    return load_gpu(folder, random_adapter(load_tiny(folder)), cache_tokens=2048)[1]
+
+
+@dataclass
+class Text:
+    """What one place writes."""
+
+    prompt: list[int]
+    params: SamplingParams
+    choice: int = 0
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    strides: list[int] = field(default_factory=list)
+
+    @property
+    def whole(self) -> list[int]:
+        return self.prompt + self.tokens
+
+
+def texts_of(*params: SamplingParams) -> list[Text]:
+    """Prompts of several lengths, choices of several numbers."""
+    random = np.random.default_rng(0)
+    return [
+        Text(random.integers(0, 256, 5 + 7 * place).tolist(), own, choice=place) for place, own in enumerate(params)
+    ]
+
+
+def make_stepper(forward: GpuForward, template: Template, places: int, ends: frozenset[int]) -> GpuStepper:
+    return GpuStepper(forward.network, forward.run_layers, template, places, forward.pages, ends)
+
+
+def seat(forward: GpuForward, stepper: GpuStepper, texts: list[Text]) -> list[Table]:
+    """Read the prompts and let the texts begin."""
+    tables = [forward.cache.open(len(text.prompt) + text.params.max_tokens + TAIL) for text in texts]
+    for place, (text, table) in enumerate(zip(texts, tables, strict=True)):
+        read(forward, table, text.prompt[:-1])
+        stepper.begin(
+            place,
+            cached=len(text.prompt) - 1,
+            pending=text.prompt[-1],
+            room=text.params.max_tokens,
+            blocks=table.blocks,
+            params=text.params,
+            seed=text.params.seed or 0,
+            choice=text.choice,
+        )
+    for place in range(len(texts), stepper.places):
+        stepper.end(place)
+    return tables
+
+
+def read(forward: GpuForward, table: Table, tokens: list[int]) -> None:
+    forward(lay_out([make_block(0, tokens, reads_logits=False)]), [table])
+    forward.cache.keep(table, range(len(tokens)))
+
+
+def step(stepper: GpuStepper, texts: list[Text]) -> None:
+    stepper.launch()
+    for text, emitted in zip(texts, stepper.collect(), strict=False):
+        text.tokens += emitted.tokens
+        text.confidence += emitted.confidence
+        text.strides.append(len(emitted.tokens))
+
+
+def plant(stepper: GpuStepper, place: int, path: list[int], right: list[int]) -> None:
+    """Put drafts in the place of those that the masks gave: right ones along a path of nodes, as far as there are some,
+    elsewhere ones that are none."""
+    ids = [-1] * stepper.drafts
+    for node, token in zip(path, right, strict=False):
+        ids[node - 1] = token
+    first = place * stepper.template.nodes
+    stepper.layout.ids_M[first + 1 : first + stepper.template.nodes] = torch.tensor(ids, dtype=torch.int32)
+
+
+def check(folder: Path, texts: list[Text], ends: frozenset[int] = frozenset()) -> None:
+    """That the texts are those of the reference, and that the model is as sure of them as it says."""
+    network = plain_network(str(folder))
+    for text in texts:
+        decisions = reference(network, text.prompt, text.params, ends, choice=text.choice)
+        departure = first_departure(decisions, text.tokens)
+        assert departure is None or decisions[departure].margin < NEAR_TIE, (text.params, departure)
+        with torch.inference_mode():
+            logits = network(input_ids=torch.tensor([text.whole]), use_cache=False).logits[0, len(text.prompt) - 1 :]
+        shares = logits.double().softmax(dim=-1)[range(len(text.tokens)), text.tokens]
+        assert text.confidence == pytest.approx(shares.tolist(), rel=1e-3)
+
+
+def expected(folder: Path, text: Text, ends: frozenset[int] = frozenset()) -> list[int]:
+    decisions = reference(plain_network(str(folder)), text.prompt, text.params, ends, choice=text.choice)
+    return [decision.token for decision in decisions]
+
+
+@pytest.mark.parametrize(
+    ("template", "settings"),
+    [
+        pytest.param(PLAIN, [replace(params, max_tokens=4) for params in SETTINGS], id="plain"),
+        pytest.param(CHAIN, [replace(params, max_tokens=3) for params in (GREEDY, SAMPLED, FILTERED)], id="chain"),
+        pytest.param(CHAIN, SETTINGS, id="long chain", marks=pytest.mark.slow),
+        pytest.param(LARGE, SETTINGS, id="tree", marks=pytest.mark.slow),
+    ],
+)
+def test_steps_write_what_plain_decoding_writes(
+    template: Template, settings: list[SamplingParams], forward: GpuForward, folder: Path
+) -> None:
+    """Greedy and sampled places, with filters and without, in the same steps, one place being nobody's; the masks'
+    own drafts."""
+    texts = texts_of(*settings)
+    stepper = make_stepper(forward, template, len(texts) + 1, frozenset())
+    tables = seat(forward, stepper, texts)
+    assert stepper.drawing.kind is Kind.FILTERED
+    while any(len(text.tokens) < text.params.max_tokens for text in texts):
+        step(stepper, texts)
+    check(folder, texts)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def paths_of(template: Template) -> Iterator[list[int]]:
+    """Every node's path from the root, in turn, without end."""
+    for number in count():
+        node, path = number % template.nodes, list[int]()
+        while node > 0:
+            path.append(node)
+            node = template.parents[node]
+        yield path[::-1]
+
+
+@pytest.mark.parametrize(
+    ("template", "settings"),
+    [
+        pytest.param(CHAIN, [SAMPLED, FILTERED], id="chain"),
+        pytest.param(TREE, [SAMPLED, GREEDY], id="tree"),
+        pytest.param(
+            Template.chain(3), [replace(params, max_tokens=24) for params in SETTINGS], marks=pytest.mark.slow
+        ),
+        pytest.param(LARGE, [replace(params, max_tokens=32) for params in SETTINGS], marks=pytest.mark.slow),
+    ],
+)
+def test_right_drafts_are_accepted_on_every_path(
+    template: Template, settings: list[SamplingParams], forward: GpuForward, folder: Path
+) -> None:
+    texts = texts_of(*settings)
+    stepper = make_stepper(forward, template, len(texts), frozenset())
+    tables = seat(forward, stepper, texts)
+    right = [expected(folder, text) for text in texts]
+    paths, accepted = paths_of(template), set[int]()
+    while any(len(text.tokens) < text.params.max_tokens for text in texts):
+        wanted: list[int] = []
+        for place, text in enumerate(texts):
+            path, left = next(paths), right[place][len(text.tokens) :]
+            plant(stepper, place, path, left)
+            wanted.append(min(len(path) + 1, len(left)))
+        step(stepper, texts)
+        assert [text.strides[-1] for text in texts] == wanted
+        accepted.update(wanted)
+    assert accepted >= set(range(1, template.deepest + 2))
+    check(folder, texts)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def test_texts_end_within_an_accepted_path(forward: GpuForward, folder: Path) -> None:
+    """At an end-of-text token, or for lack of room; the others go on, and nothing is emitted behind an end."""
+    settings = SAMPLED, SamplingParams(5), SamplingParams(7, 1.0, top_k=30, seed=3)
+    open_ended = texts_of(*settings)
+    end = expected(folder, open_ended[0])[1]
+    ends = frozenset({end, 259})
+    texts = texts_of(*settings)
+    right = [expected(folder, text, ends) for text in texts]
+    assert [len(tokens) for tokens in right] == [2, 5, 7], "the end is the first text's alone"
+    stepper = make_stepper(forward, CHAIN, len(texts), ends)
+    tables = seat(forward, stepper, texts)
+    for _ in range(3):
+        for place, text in enumerate(texts):
+            plant(stepper, place, [1, 2], [*right[place], 0, 0][len(text.tokens) :])
+        step(stepper, texts)
+    assert [text.strides for text in texts] == [[2, 0, 0], [3, 2, 0], [3, 3, 1]]
+    check(folder, texts, ends)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def drafts_of_host(forward: GpuForward, text: Text, branches: int, depth: int) -> list[int]:
+    """What the host drafts from the masks of the row that gave the text's last token."""
+    table = forward.cache.open()
+    read(forward, table, text.whole[:-2])
+    block = make_block(len(text.whole) - 2, text.whole[-2:-1], anchors=[ROOT], masks=depth)
+    (output,) = forward(lay_out([block]), [table])
+    forward.cache.keep(table, [0])
+    forward.cache.free(table)
+    assert output.hidden_WC is not None
+    chain = Chain(output.logits_WV[1:], output.hidden_WC[1:])
+    sequence = Sequence(text.whole, text.params, Autoregressive(), frozenset(), 512, choice=text.choice)
+    grower = TreeGrower("self", branches, forward.gate)
+    (tree,) = grower.draft([sequence], [chain], depth=depth, floor=0.0)
+    return list(tree.tokens)
+
+
+def drafted(stepper: GpuStepper, place: int) -> list[int]:
+    first = place * stepper.template.nodes
+    return stepper.layout.ids_M[first + 1 : first + stepper.template.nodes].tolist()
+
+
+def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same noise at the same positions. The host chooses among the likeliest tokens, the device among those
+    that noise has made the best: both may choose among all here."""
+    monkeypatch.setattr(stepper_module, "CANDIDATES", 256)
+    monkeypatch.setattr(grow, "CANDIDATES", 4 * forward.weights.head_VC.shape[0])
+    texts = texts_of(GREEDY, SAMPLED, SamplingParams(8, 0.5, seed=12))
+    stepper = make_stepper(forward, CHAIN, len(texts), frozenset())
+    tables = seat(forward, stepper, texts)
+    step(stepper, texts)
+    for place, text in enumerate(texts):
+        assert drafted(stepper, place) == drafts_of_host(forward, text, 1, 2)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def test_greedy_drafts_are_the_hosts_likeliest_by_rank(forward: GpuForward) -> None:
+    texts = texts_of(GREEDY, GREEDY)
+    stepper = make_stepper(forward, TREE, len(texts), frozenset())
+    tables = seat(forward, stepper, texts)
+    assert stepper.drawing.kind is Kind.GREEDY
+    step(stepper, texts)
+    for place, text in enumerate(texts):
+        drafts = drafted(stepper, place)
+        assert drafts[:2] == drafts_of_host(forward, text, 2, 1)
+        assert [drafts[0], drafts[3]] == drafts_of_host(forward, text, 1, 2)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def test_only_places_that_sample_make_steps_dearer(forward: GpuForward, folder: Path) -> None:
+    """Who comes and goes decides which graph a step is; a place's settings do not stay behind."""
+    texts = texts_of(GREEDY, SAMPLED, FILTERED)
+    stepper = make_stepper(forward, PLAIN, 3, frozenset())
+    tables = seat(forward, stepper, texts)
+    kinds = [stepper.drawing.kind]
+    for place in (2, 1):
+        stepper.end(place)
+        kinds.append(stepper.drawing.kind)
+    assert kinds == [Kind.FILTERED, Kind.SAMPLED, Kind.GREEDY]
+    again = texts_of(SamplingParams(3, 1.0, seed=8), GREEDY, SamplingParams(3, top_k=5, top_p=0.5, seed=9))
+    tables += seat(forward, stepper, again)
+    assert stepper.drawing.kind is Kind.SAMPLED
+    for _ in range(GREEDY.max_tokens):
+        step(stepper, again)
+    check(folder, again)
+    for table in tables:
+        forward.cache.free(table)
+
+
+def test_the_engine_lets_the_device_sample(forward: GpuForward, folder: Path) -> None:
+    """Sequences of a strider: with temperature and filters, not with what changes logits."""
+    policy, prompt = Autoregressive(), list(range(40, 50))
+    settings = [
+        SamplingParams(4, 1.0, top_p=0.9, seed=21),
+        SamplingParams(4),
+        SamplingParams(4, 1.0, presence_penalty=0.5),
+        SamplingParams(4, 1.0, logit_bias={1: 2.0}),
+    ]
+    sequences = [Sequence(list(prompt), params, policy, frozenset(), 512, choice=3) for params in settings]
+    for sequence in sequences:
+        sequence.table = forward.cache.open()
+        read(forward, sequence.table, prompt[:-1])
+        sequence.cached = len(prompt) - 1
+    strider = Strider(forward)
+    own, others = strider.split(sequences)
+    assert (own, others) == (sequences[:2], sequences[2:])
+    texts = [Text(prompt, sequence.params, sequence.choice) for sequence in own]
+    while strider.split(own)[0] and any(sequence.room for sequence in own):
+        for batch, _, commits in strider.step(own):
+            for sequence, commit in zip(batch, commits, strict=True):
+                assert sequence.table is not None
+                forward.cache.keep(sequence.table, commit.kept)
+                sequence.tokens += commit.tokens
+                sequence.cached += len(commit.kept)
+                text = texts[own.index(sequence)]
+                text.tokens += commit.tokens
+                text.confidence += commit.confidence
+    strider.forget()
+    check(folder, texts)
+    for sequence in sequences:
+        assert sequence.table is not None
+        forward.cache.free(sequence.table)
+
+
+@triton.jit
+def noise(keys, positions, noise, N: tl.constexpr):
+    place, token_N = tl.program_id(0), tl.arange(0, N)
+    key = key_at(keys, place, tl.load(positions + place))
+    tl.store(noise + place * N + token_N, gumbel(token_N, key))
+
+
+def test_noise_is_the_hosts() -> None:
+    """Seeds and words on either side of the sign, up to the last bits of a logarithm."""
+    cases = [(0, 0, 1), (1, 0, 1), (1, 3, 1), (2**63 - 1, 1, 77), (2**63, 0, 4095), (2**64 - 1, 7, 2**20)]
+    keys = torch.tensor([signed(sampling.noise_key(seed, choice)) for seed, choice, _ in cases], device=DEVICE)
+    positions = torch.tensor([position for *_, position in cases], dtype=torch.int32, device=DEVICE)
+    noise_BV = torch.zeros(len(cases), 1024, dtype=torch.float64, device=DEVICE)
+    noise[(len(cases),)](keys, positions, noise_BV, N=tl.constexpr(1024))
+    for noise_V, case in zip(noise_BV.cpu(), cases, strict=True):
+        torch.testing.assert_close(noise_V, sampling.gumbel_of(torch.arange(1024), *case), rtol=1e-14, atol=1e-14)
+
+
+FILTERS = [
+    SamplingParams(temperature=1.25, top_k=top_k, top_p=top_p, min_p=min_p)
+    for top_k, top_p, min_p in [
+        (0, 1.0, 0.0), (1, 1.0, 0.0), (7, 1.0, 0.0), (299, 1.0, 0.0), (300, 1.0, 0.0), (10**12, 1.0, 0.0),
+        (0, 0.02, 0.0), (0, 0.31, 0.0), (0, 0.97, 0.0), (0, 0.99999, 0.0), (0, 1e-6, 0.0), (0, 1.0, 0.03),
+        (0, 1.0, 1.0), (20, 0.61, 0.0), (3, 0.97, 0.0), (50, 0.83, 0.07), (0, 0.53, 0.3), (9, 0.9, 0.9),
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [None, 2.0], ids=["apart", "many equal"])
+def test_filters_keep_what_the_host_keeps(steps: float | None) -> None:
+    """Also of equal scores: top-k keeps them together, top-p takes the first ones."""
+    logits_BV = 3 * torch.randn(len(FILTERS), 300, generator=torch.Generator().manual_seed(0))
+    if steps:
+        logits_BV = (logits_BV * steps).round() / steps
+    drawing = Drawing(len(FILTERS), torch.device(DEVICE))
+    for place, params in enumerate(FILTERS):
+        drawing.begin(place, params, 0, 0)
+    best_BT = logits_BV.amax(dim=1, keepdim=True).to(DEVICE)
+    least_B, last_B = drawing.borders(logits_BV.to(DEVICE), best_BT, PLAIN)
+    for place, (params, logits_V) in enumerate(zip(FILTERS, logits_BV, strict=True)):
+        scores_V = (logits_V - logits_V.max()) * torch.tensor(1 / 1.25)
+        kept_V = sampling.keep_likely(scores_V, params) > -torch.inf
+        ours_V = (scores_V > least_B[place]) | ((scores_V == least_B[place]) & (torch.arange(300) <= last_B[place]))
+        assert torch.equal(ours_V, kept_V), params
