@@ -47,7 +47,7 @@ from stridelm.train.files import write_bytes
 from stridelm.train.record import circumstances
 
 Figures = dict[str, Any]
-PARTS: dict[str, Callable[[Subject, Figures], Iterator[Figures]]] = {
+PARTS: dict[str, Callable[[Subject], Iterator[Figures]]] = {
     "decode": decode,
     "steps": steps,
     "compile": compiled,
@@ -77,40 +77,43 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     settings = default_settings(options.device, options.dtype)
     sizes = SMOKE if options.smoke else Sizes()
-    subject = Subject(options.model, settings, sizes, adapter=options.adapter, seconds=options.seconds)
+    subject = Subject(options.model, settings, sizes, adapter=options.adapter, seconds=options.seconds, results=results)
     made = machine(subject, ["bench/gpu.py", *(sys.argv[1:] if arguments is None else arguments)])
     made["smoke"] = options.smoke
-    broken = [part for part in options.parts if not run_part(part, subject, results, made, options.out)]
+    broken = [part for part in options.parts if not run_part(part, subject, made, options.out)]
     print(gpu_tables(results))
     return 1 if broken else 0
 
 
-def run_part(part: str, subject: Subject, results: Figures, made: Figures, out: Path) -> bool:
-    """Whether it came to its end. Whatever it found is in `results` and in the file."""
+def run_part(part: str, subject: Subject, made: Figures, out: Path) -> bool:
+    """Whether it came to its end. Whatever it found is in the results and in the file."""
+    results = subject.results
     subject.begin(part)
-    entry: Figures = {}
+    found: Figures = {}
     error: str | None = None
-
-    def keep(*, is_complete: bool) -> None:
-        results[part] = entry | {
-            "is_complete": is_complete and not subject.left_out,
-            "left_out": list(subject.left_out),
-            "seconds": round(subject.elapsed, 1),
-            "error": error,
-            "circumstances": made,
-        }
-        write_results(out, results)
-
     try:
-        for entry in PARTS[part](subject, results):
-            keep(is_complete=False)
+        for figures in PARTS[part](subject):
+            found = figures
+            results[part] = found | _how_it_went(subject, made, is_complete=False)
+            write_results(out, results)
     except Exception as failure:  # the next part may well run, and time on such a machine is short
         traceback.print_exc()
         error = f"{type(failure).__name__}: {failure}"[:500]
-    if entry or part not in results:  # a part that found nothing this time does not wipe out what it found before
-        keep(is_complete=error is None)
+    if found or part not in results:  # a part that found nothing this time does not wipe out what it found before
+        results[part] = found | _how_it_went(subject, made, is_complete=error is None, error=error)
+        write_results(out, results)
     subject.say("done" if error is None else f"broke off: {error}")
     return error is None
+
+
+def _how_it_went(subject: Subject, made: Figures, *, is_complete: bool, error: str | None = None) -> Figures:
+    return {
+        "is_complete": is_complete and not subject.left_out,
+        "left_out": list(subject.left_out),
+        "seconds": round(subject.elapsed, 1),
+        "error": error,
+        "circumstances": made,
+    }
 
 
 def machine(subject: Subject, command: list[str]) -> Figures:

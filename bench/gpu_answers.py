@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from gpu_subject import Subject, as_torch_comes, general, maths
+from gpu_subject import Subject, as_torch_comes
 from gpu_timing import ratios, rounded, summary
 from stridelm import SamplingParams
 from stridelm.api import LanguageModel
@@ -48,7 +48,7 @@ class Timed:
 # decode
 
 
-def decode(subject: Subject, _: Figures) -> Iterator[Figures]:
+def decode(subject: Subject) -> Iterator[Figures]:
     sizes, model = subject.sizes, subject.model
     found: dict[str, dict[str, list[Timed]]] = {}
     for group, prompts in subject.groups().items():
@@ -71,8 +71,14 @@ def decode(subject: Subject, _: Figures) -> Iterator[Figures]:
         yield {"tokens": sizes.tokens, "groups": {name: group_figures(ways) for name, ways in found.items()}}
 
 
+def clear(model: LanguageModel) -> None:
+    """Prompts are read anew, and the step that the device has begun beyond the answer before is none of the next."""
+    model.forget()
+    model.engine.strider.forget()
+
+
 def answer(model: LanguageModel, prompt: str, decoder: str, tokens: int) -> Timed:
-    model.forget()  # the prompt is read anew
+    clear(model)
     result = model.generate(prompt, SamplingParams(max_tokens=tokens), decoder=decoder)
     stats, (first, *later) = result.stats, result.strides
     assert stats.first_token is not None and stats.last_token is not None
@@ -111,6 +117,7 @@ def _answer_of_transformers(subject: Subject, prompt: str, tokens: int) -> Timed
             streamer=arrivals,
         )
     written = tuple(output[0, ids.shape[1] :].tolist())
+    assert len(arrivals.times) == 1 + len(written)
     return Timed(written, len(written) - 1, arrivals.times[-1] - arrivals.times[1], len(written) - 1)
 
 
@@ -210,7 +217,7 @@ class Together:
 
 def write_together(model: LanguageModel, prompts: list[list[int]], decoder: str, tokens: int) -> Together:
     """All answers are as long: what a model goes on with behind an answer's end is a text as good as any."""
-    model.forget()
+    clear(model)
     settings = model.check(decoder)
     sequences: list[Sequence] = []
     for ids in prompts:
@@ -233,7 +240,7 @@ def write_together(model: LanguageModel, prompts: list[list[int]], decoder: str,
     )
 
 
-def batches(subject: Subject, _: Figures) -> Iterator[Figures]:
+def batches(subject: Subject) -> Iterator[Figures]:
     sizes, model = subject.sizes, subject.model
     users: dict[str, Figures] = {}
     for count in sizes.users:
@@ -241,7 +248,7 @@ def batches(subject: Subject, _: Figures) -> Iterator[Figures]:
             continue
         prompts = subject.short_prompts(count)
         found: dict[str, list[Together]] = {PLAIN: [], "auto": []}
-        for turn in range(-2, sizes.rounds):  # the first two warm up: shapes are captured
+        for turn in range(-sizes.warm_up, sizes.rounds):
             for way in found:
                 together = write_together(model, prompts, way, sizes.user_tokens)
                 if turn >= 0:
@@ -269,10 +276,11 @@ def batches(subject: Subject, _: Figures) -> Iterator[Figures]:
 # exact
 
 
-def exact(subject: Subject, _: Figures) -> Iterator[Figures]:
+def exact(subject: Subject) -> Iterator[Figures]:
     sizes, model = subject.sizes, subject.model
-    others = general()[: sizes.exact_prompts // 2]
-    prompts = [model.encode(text) for text in (*maths()[: sizes.exact_prompts - len(others)], *others)]
+    others = subject.prompts["general"][: sizes.exact_prompts // 2]
+    texts = [*subject.prompts["maths"][: sizes.exact_prompts - len(others)], *others]
+    prompts = [model.encode(text) for text in texts]
     found: dict[str, list[tuple[int, ...]]] = {f"{way}, {sizes.at_once} at once": [] for way in (PLAIN, "self")}
     found |= {f"{way}, alone": [] for way in (PLAIN, "self")}
     batched_plain, batched, alone_plain, alone = found

@@ -88,7 +88,7 @@ def random_weights(shape: Shape, rank: int, state: int, dtype: torch.dtype, devi
     )  # fmt: skip
 
 
-def large(subject: Subject, results: Figures) -> Iterator[Figures]:
+def large(subject: Subject) -> Iterator[Figures]:
     sizes, shape = subject.sizes, subject.sizes.large
     subject.say(f"making {shape.name}, {shape.layers} layers")
     weights = random_weights(shape, sizes.large_rank, sizes.large_state, subject.dtype, subject.device)
@@ -97,7 +97,7 @@ def large(subject: Subject, results: Figures) -> Iterator[Figures]:
     about = {"shape": shape.name, "layers": shape.layers, "adapter_rank": sizes.large_rank, "weights": "random"}
     drafts = tuple(count for count in sizes.drafts if count <= _MASKS)
     for figures in step_figures(subject, forward, sizes.large_rows, drafts):
-        yield about | figures | {"projection": projection(figures["steps"], acceptances(results))}
+        yield about | figures | {"projection": projection(figures["steps"], acceptances(subject.results))}
 
 
 def acceptances(results: Figures) -> dict[str, tuple[str, Acceptance]]:

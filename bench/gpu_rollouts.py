@@ -1,4 +1,4 @@
-"""The part `rollouts` of bench/gpu.py: a thousand texts at once, by the engine that training uses and by transformers."""
+"""The part `rollouts` of bench/gpu.py: a thousand texts at once, by training's engine and by transformers."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ OURS = "ours"
 CACHES = {"transformers, dynamic cache": None, "transformers, static cache": "static"}
 
 
-def rollouts(subject: Subject, _: Figures) -> Iterator[Figures]:
+def rollouts(subject: Subject) -> Iterator[Figures]:
     """Prompts are read in the time that is measured, by everyone alike; the same number of tokens is written."""
     sizes = subject.sizes
     prompts = subject.short_prompts(sizes.rollouts)

@@ -125,7 +125,7 @@ def _in_inference(graphed: Graphed) -> Callable[[], object]:
     return call
 
 
-def steps(subject: Subject, _: Figures) -> Iterator[Figures]:
+def steps(subject: Subject) -> Iterator[Figures]:
     sizes, forward = subject.sizes, gpu_forward(subject)
     yield from step_figures(subject, forward, sizes.rows, sizes.drafts)
 
@@ -180,7 +180,7 @@ def step_figures(
 def own_step(network: Any, context: int) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], None]]:
     """One token through transformers' network over its static cache, and what brings the cache back to the context.
     The context is read as it comes: only then does the cache mark its tensors as ones that stay where they are."""
-    cache = StaticCache(config=network.config, max_cache_len=context + _SPARE)
+    cache: Any = StaticCache(config=network.config, max_cache_len=context + _SPARE)
     prompt = torch.ones(1, context, dtype=torch.int64, device=network.device)
     network(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
@@ -195,7 +195,7 @@ def own_step(network: Any, context: int) -> tuple[Callable[[torch.Tensor], torch
 
 
 @torch.no_grad()
-def compiled(subject: Subject, _: Figures) -> Iterator[Figures]:
+def compiled(subject: Subject) -> Iterator[Figures]:
     """Our plain step against the best of torch.compile, in one run."""
     sizes, device = subject.sizes, subject.device
     forward = gpu_forward(subject)

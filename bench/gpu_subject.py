@@ -48,6 +48,8 @@ class Sizes:
     """How often that is done, in turn with the others."""
     users: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     user_tokens: int = 128
+    warm_up: int = 2
+    """Rounds of users at once that do not count: shapes are captured then."""
     rollouts: int = 1024
     rollout_tokens: int = 128
     longest_prompt: int = 192
@@ -64,8 +66,8 @@ class Sizes:
 
 
 SMOKE = Sizes(
-    prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2), replays=2,
-    times=2, users=(1, 2), user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4, at_once=2, alone=1,
+    prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2),
+    replays=2, times=2, users=(1, 2), user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4, at_once=2, alone=1,
     large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_rank=16, large_state=64,
 )  # fmt: skip
 """Everything once, in little time; the figures mean nothing."""
@@ -82,10 +84,15 @@ class Subject:
         *,
         adapter: str | None = None,
         seconds: float = float("inf"),
+        results: dict[str, Any] | None = None,
         model: LanguageModel | None = None,
+        prompts: dict[str, list[str]] | None = None,
     ) -> None:
-        """`seconds`: a part begins nothing new after so long; `model`: where it is loaded already."""
+        """`seconds`: a part begins nothing new after so long; `results`: by part, what is known already; `model`: where
+        it is loaded already; `prompts`: by group, instead of those of bench/prompts."""
         self.name, self.settings, self.sizes, self.adapter, self.seconds = name, settings, sizes, adapter, seconds
+        self.results = {} if results is None else results
+        self.prompts = prompts or {"maths": _maths(), "general": _general()}
         self._model = model
         self._began = time.monotonic()
         self._part = ""
@@ -142,26 +149,25 @@ class Subject:
         return replace(loaded, eos_ids=frozenset())
 
     def groups(self) -> dict[str, list[str]]:
-        """The prompts by group."""
-        count = self.sizes.prompts
-        return {"maths": maths()[:count], "general": general()[:count]}
+        """The prompts of one user."""
+        return {group: texts[: self.sizes.prompts] for group, texts in self.prompts.items()}
 
     def short_prompts(self, count: int) -> list[list[int]]:
-        """Token ids of maths and general prompts in turn, from the first again where there are too few."""
+        """Token ids of the groups' prompts in turn, from the first again where there are too few."""
         return [self._short[number % len(self._short)] for number in range(count)]
 
     @cached_property
     def _short(self) -> list[list[int]]:
-        texts = [text for pair in zip(maths(), general(), strict=False) for text in pair]
+        texts = [text for pair in zip(*self.prompts.values(), strict=False) for text in pair]
         encoded = [self.model.encode(text) for text in texts]
         return [ids for ids in encoded if len(ids) <= self.sizes.longest_prompt]
 
 
-def maths() -> list[str]:
+def _maths() -> list[str]:
     return [str(line.prompt) for line in read_prompts(PROMPTS / "gsm8k_heldout.jsonl")]
 
 
-def general() -> list[str]:
+def _general() -> list[str]:
     """Of all kinds in turn, without maths."""
     kinds: dict[str, list[str]] = {}
     for line in read_prompts(PROMPTS / "kinds.jsonl"):

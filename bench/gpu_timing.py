@@ -26,7 +26,7 @@ class Timed:
 def interleaved(what: Mapping[str, Timed], device: torch.device, *, replays: int, times: int) -> dict[str, list[float]]:
     """Milliseconds of one call of each, so many times, each time over so many calls in a row."""
     for timed in what.values():
-        _run(timed, WARM_UP)
+        _run(timed, WARM_UP if device.type == "cuda" else 1)
     found: dict[str, list[float]] = {name: [] for name in what}
     for _ in range(times):
         for name, timed in what.items():
