@@ -3,7 +3,8 @@
     python bench/gpu.py decode steps compile batches rollouts exact large --out FILE
     python bench/gpu.py decode steps --out FILE --smoke        # everything small: does it run?
 
-Parts, each about a minute or two on an H200, and what they measure there, in bfloat16, greedy:
+Parts, run in the order given, and what they measure, in bfloat16, greedy (in brackets what each should take on an
+H200, the loading of kernels and models apart):
 
     decode     one user: plain decoding, `self` and `auto` through the public API, transformers' `generate` beside them;
                each answer timed after its first token, all ways in turn for each prompt (90 s)
@@ -60,7 +61,7 @@ PARTS: dict[str, Callable[[Subject], Iterator[Figures]]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}, in this order")
+    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, required=True, help="the JSON, made or added to")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="the built-in one, or a folder")
     parser.add_argument("--adapter", help="its folder, if the model is not the built-in one")

@@ -68,7 +68,8 @@ def decode(subject: Subject) -> Iterator[Figures]:
                 if turn == 0 and number < sizes.peer_prompts:
                     found[group][PEER].append(_answer_of_transformers(subject, prompt, sizes.peer_tokens))
             subject.say(f"{group}, round {turn}: {_in_short(found[group])}")
-        yield {"tokens": sizes.tokens, "groups": {name: group_figures(ways) for name, ways in found.items()}}
+            measured = {name: group_figures(ways) for name, ways in found.items() if ways[PLAIN]}
+            yield {"tokens": sizes.tokens, "groups": measured}
 
 
 def clear(model: LanguageModel) -> None:
@@ -284,6 +285,17 @@ def exact(subject: Subject) -> Iterator[Figures]:
     found: dict[str, list[tuple[int, ...]]] = {f"{way}, {sizes.at_once} at once": [] for way in (PLAIN, "self")}
     found |= {f"{way}, alone": [] for way in (PLAIN, "self")}
     batched_plain, batched, alone_plain, alone = found
+
+    def figures() -> Figures:
+        compared = ((batched_plain, batched), (alone_plain, alone), (alone_plain, batched_plain))
+        return {
+            "tokens": sizes.tokens,
+            "comparisons": [
+                {"of": other, "with": plain} | comparison(model.engine.forward, prompts, found[plain], found[other])
+                for plain, other in compared
+            ],
+        }
+
     for first in range(0, len(prompts), sizes.at_once):
         if not subject.has_time(f"from prompt {first}"):
             break
@@ -291,20 +303,14 @@ def exact(subject: Subject) -> Iterator[Figures]:
         for name, way in ((batched_plain, PLAIN), (batched, "self")):
             found[name] += write_together(model, wave, way, sizes.tokens).answers
         subject.say(f"{first + len(wave)} prompts, {sizes.at_once} at once")
+        yield figures()
     for number, ids in enumerate(prompts[: sizes.alone]):
         if not subject.has_time(f"alone, from prompt {number}"):
             break
         for name, way in ((alone_plain, PLAIN), (alone, "self")):
             found[name] += write_together(model, [ids], way, sizes.tokens).answers
     subject.say(f"{len(found[alone])} prompts alone")
-    compared = ((batched_plain, batched), (alone_plain, alone), (alone_plain, batched_plain))
-    yield {
-        "tokens": sizes.tokens,
-        "comparisons": [
-            {"of": other, "with": plain} | comparison(model.engine.forward, prompts, found[plain], found[other])
-            for plain, other in compared
-        ],
-    }
+    yield figures()
 
 
 def comparison(

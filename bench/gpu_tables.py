@@ -57,6 +57,8 @@ def _bars(results: Figures) -> Iterator[Row]:
             yield _bar(f"{model}: forward over {name} / over one", ratio, asked, most=True)
     if "exact" in parts:
         for each in parts["exact"]["comparisons"]:
+            if not each["prompts"]:
+                continue
             same, tokens = each["identical_tokens"], each["tokens"]
             found = f"{same:,} of {tokens:,} tokens of {each['prompts']} prompts"
             yield [f"identical: {each['of']}, with {each['with']}", found, "all", _verdict(same == tokens)]

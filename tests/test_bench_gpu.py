@@ -153,17 +153,19 @@ def test_masks_hang_off_every_node(rows: int, most: int, masks: int) -> None:
 
 
 def test_transformers_own_step_is_its_own(subject: Subject) -> None:
+    """Token by token what it says of the whole text, and the same again from where it began."""
+    tokens = [7, 100, 30, 201, 5, 66]
+
+    def whole(count: int) -> int:
+        text = torch.tensor([[1] * 20 + tokens[:count]], device=DEVICE)
+        return int(subject.network(input_ids=text).logits[0, -1].argmax())
+
     with torch.no_grad():
         step, reset = gpu_steps.own_step(subject.network, 20)
-        token_11 = torch.tensor([[7]], device=DEVICE)
-        reset()
-        said = step(token_11)
-        step(token_11)
-        reset()
-        again = step(token_11)
-        whole = torch.tensor([[1] * 20 + [7]], device=DEVICE)
-        expected = subject.network(input_ids=whole).logits[:, -1].argmax(dim=-1)
-    assert said.tolist() == again.tolist() == expected.tolist()
+        for _ in range(2):
+            reset()
+            said = [step(torch.tensor([[token]], device=DEVICE)).item() for token in tokens]
+            assert said == [whole(count) for count in range(1, len(tokens) + 1)]
 
 
 def test_a_step_that_is_not_replayed_is_not_judged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
