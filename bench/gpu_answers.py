@@ -1,0 +1,340 @@
+"""Parts of bench/gpu.py that write answers: `decode`, `batches` and `exact`.
+
+A part yields its figures again and again, each time with more in them: what was measured is kept, whatever comes next.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from gpu_subject import Subject, as_torch_comes
+from gpu_timing import ratios, rounded, summary
+from stridelm import SamplingParams
+from stridelm.api import LanguageModel
+from stridelm.contracts import Forward
+from stridelm.layout import lay_out, make_block
+from stridelm.settings import PLAIN
+from stridelm.types import Sequence
+
+Figures = dict[str, Any]
+PEER = "transformers"
+WAYS = (PLAIN, "self", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An answer, timed after its first token."""
+
+    tokens: tuple[int, ...]
+    written: int
+    """After the first."""
+    seconds: float
+    """That these took."""
+    forwards: int
+    strides: tuple[tuple[int, int], ...] = ()
+    """Of these forwards, how many drafts each held and how many tokens it gave."""
+
+    @property
+    def pace(self) -> float:
+        """Seconds a token."""
+        return self.seconds / self.written
+
+
+# decode
+
+
+def decode(subject: Subject) -> Iterator[Figures]:
+    sizes, model = subject.sizes, subject.model
+    found: dict[str, dict[str, list[Timed]]] = {}
+    for group, prompts in subject.groups().items():
+        found[group] = {way: [] for way in (*WAYS, PEER)}
+        subject.say(f"{group}: warming up")
+        for way in WAYS:
+            answer(model, prompts[0], way, sizes.tokens)
+        _answer_of_transformers(subject, prompts[0], 2)
+        for turn in range(sizes.rounds):
+            # Nobody is always the first.
+            order = [WAYS[(turn + place) % len(WAYS)] for place in range(len(WAYS))]
+            for number, prompt in enumerate(prompts):
+                if not subject.has_time(f"{group}, round {turn}, from prompt {number}"):
+                    break
+                for way in order:
+                    found[group][way].append(answer(model, prompt, way, sizes.tokens))
+                if turn == 0 and number < sizes.peer_prompts:
+                    found[group][PEER].append(_answer_of_transformers(subject, prompt, sizes.peer_tokens))
+            subject.say(f"{group}, round {turn}: {_in_short(found[group])}")
+            measured = {name: group_figures(ways) for name, ways in found.items() if ways[PLAIN]}
+            yield {"tokens": sizes.tokens, "groups": measured}
+
+
+def clear(model: LanguageModel) -> None:
+    """Prompts are read anew, and the step that the device has begun beyond the answer before is none of the next."""
+    model.forget()
+    model.engine.strider.forget()
+
+
+def answer(model: LanguageModel, prompt: str, decoder: str, tokens: int) -> Timed:
+    clear(model)
+    result = model.generate(prompt, SamplingParams(max_tokens=tokens), decoder=decoder)
+    stats, (first, *later) = result.stats, result.strides
+    assert stats.first_token is not None and stats.last_token is not None
+    return Timed(
+        result.token_ids,
+        stats.tokens - len(first.tokens),
+        stats.last_token - stats.first_token,
+        stats.forwards - 1,
+        tuple((stride.drafted, len(stride.tokens)) for stride in later),
+    )
+
+
+class _Arrivals(BaseStreamer):
+    """Notes when each token came; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: object) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
+def _answer_of_transformers(subject: Subject, prompt: str, tokens: int) -> Timed:
+    """By `generate` as it comes, greedy."""
+    ids = torch.tensor([subject.model.encode(prompt)], device=subject.device)
+    arrivals = _Arrivals()
+    with as_torch_comes():
+        output = subject.network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=sorted(subject.model.target.eos_ids)[0],
+            streamer=arrivals,
+        )
+    written = tuple(output[0, ids.shape[1] :].tolist())
+    assert len(arrivals.times) == 1 + len(written)
+    return Timed(written, len(written) - 1, arrivals.times[-1] - arrivals.times[1], len(written) - 1)
+
+
+def group_figures(ways: dict[str, list[Timed]]) -> Figures:
+    """Answers of one place are to the same prompt in the same round; transformers answered the first ones."""
+    plain = ways[PLAIN]
+    figures: Figures = {"answers": len(plain)}
+    for way in WAYS:
+        figures[way] = _way_figures(ways[way]) | _against(plain, ways[way])
+    figures["self"]["acceptance_by_depth"] = acceptance_by_depth(ways["self"])
+    figures["self"]["steps_by_drafts"] = {
+        str(drafts): count
+        for drafts, count in sorted(Counter(each for timed in ways["self"] for each, _ in timed.strides).items())
+    }
+    peers = ways[PEER]
+    if peers:
+        figures[PEER] = _way_figures(peers)
+        figures[PEER]["same_first_tokens"] = sum(
+            common(ours.tokens, theirs.tokens) for ours, theirs in zip(plain, peers, strict=False)
+        )
+        for way in WAYS:
+            pairs = [pair for pair in zip(peers, ways[way], strict=False) if all(each.written for each in pair)]
+            figures[way]["over_transformers"] = ratios([a.pace for a, _ in pairs], [b.pace for _, b in pairs])
+    return figures
+
+
+def _way_figures(answers: list[Timed]) -> Figures:
+    """An answer that its first token ended says nothing of the pace."""
+    timed = [each for each in answers if each.written]
+    written = sum(each.written for each in timed)
+    return {
+        "tokens": written,
+        "milliseconds_per_token": summary([1000 * each.pace for each in timed]),
+        "tokens_per_second": summary([1 / each.pace for each in timed]),
+        "tokens_per_forward": rounded(written / sum(each.forwards for each in timed)),
+    }
+
+
+def _against(plain: list[Timed], others: list[Timed]) -> Figures:
+    pairs = [pair for pair in zip(plain, others, strict=True) if all(each.written for each in pair)]
+    seconds, written = (
+        [sum(getattr(pair[side], name) for pair in pairs) for side in range(2)] for name in ("seconds", "written")
+    )
+    forwards = sum(other.forwards for _, other in pairs)
+    whole = (seconds[0] / written[0]) / (seconds[1] / written[1])
+    return {
+        "speed_up": summary([first.pace / other.pace for first, other in pairs]),
+        "speed_up_over_all": rounded(whole),
+        "share": rounded(whole * forwards / written[1]),
+        "identical_answers": sum(first.tokens == other.tokens for first, other in zip(plain, others, strict=True)),
+        "identical_tokens": sum(common(first.tokens, other.tokens) for first, other in zip(plain, others, strict=True)),
+        "all_tokens": sum(len(first.tokens) for first in plain),
+    }
+
+
+def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many first tokens are the same."""
+    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(other)))  # fmt: skip
+
+
+def acceptance_by_depth(answers: list[Timed]) -> list[float]:
+    """The share of drafts that stood among those whose parents did. A text that ends within a step counts the draft
+    behind its end as one that fell: the rates are a little too low."""
+    looked: Counter[int] = Counter()
+    stood: Counter[int] = Counter()
+    for drafts, tokens in (stride for each in answers for stride in each.strides):
+        for depth in range(min(drafts, tokens)):
+            looked[depth] += 1
+            stood[depth] += depth < tokens - 1
+    return [rounded(stood[depth] / looked[depth]) for depth in sorted(looked)]
+
+
+def _in_short(ways: dict[str, list[Timed]]) -> str:
+    parts = []
+    for way, answers in ways.items():
+        written, seconds = sum(each.written for each in answers), sum(each.seconds for each in answers)
+        if written:
+            forwards = sum(each.forwards for each in answers)
+            parts.append(f"{way} {1000 * seconds / written:.3f} ms a token, {written / forwards:.2f} a forward")
+    return "; ".join(parts)
+
+
+# Several at once
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    answers: list[tuple[int, ...]]
+    seconds: float
+    """From when everybody had a first token until the last was finished."""
+    written: int
+    """In that time."""
+    forwards: int
+    """Of all sequences, each counted by itself."""
+
+
+def write_together(model: LanguageModel, prompts: list[list[int]], decoder: str, tokens: int) -> Together:
+    """All answers are as long: what a model goes on with behind an answer's end is a text as good as any."""
+    clear(model)
+    settings = model.check(decoder)
+    sequences: list[Sequence] = []
+    for ids in prompts:
+        sequence = model.sequence(list(ids), SamplingParams(max_tokens=tokens), settings)
+        sequence.eos_ids = frozenset()
+        model.engine.add(sequence)
+        sequences.append(sequence)
+    begun, at_first = 0.0, 0
+    while any(sequence.finish_reason is None for sequence in sequences):
+        for _, event in model.engine.step():
+            if isinstance(event, Exception):
+                raise event
+        if not begun and all(sequence.output for sequence in sequences):
+            begun, at_first = time.perf_counter(), sum(len(sequence.output) for sequence in sequences)
+    return Together(
+        [tuple(sequence.output) for sequence in sequences],
+        time.perf_counter() - begun,
+        sum(len(sequence.output) for sequence in sequences) - at_first,
+        sum(sequence.stats.forwards for sequence in sequences),
+    )
+
+
+def batches(subject: Subject) -> Iterator[Figures]:
+    sizes, model = subject.sizes, subject.model
+    users: dict[str, Figures] = {}
+    for count in sizes.users:
+        if not subject.has_time(f"{count} users"):
+            continue
+        prompts = subject.short_prompts(count)
+        found: dict[str, list[Together]] = {PLAIN: [], "auto": []}
+        for turn in range(-sizes.warm_up, sizes.rounds):
+            for way in found:
+                together = write_together(model, prompts, way, sizes.user_tokens)
+                if turn >= 0:
+                    found[way].append(together)
+        speeds = {way: [each.written / each.seconds for each in runs] for way, runs in found.items()}
+        auto = found["auto"]
+        users[str(count)] = {
+            **{way: summary(speeds[way]) for way in found},
+            "ratio": ratios(speeds["auto"], speeds[PLAIN]),
+            "tokens_per_forward": rounded(
+                sum(len(tokens) for each in auto for tokens in each.answers) / sum(each.forwards for each in auto)
+            ),
+            "identical_answers": sum(
+                ours == theirs
+                for each, plain in zip(auto, found[PLAIN], strict=True)
+                for ours, theirs in zip(each.answers, plain.answers, strict=True)
+            ),
+            "answers": count * len(auto),
+        }
+        medians = ", ".join(f"{way} {users[str(count)][way]['median']:.0f} tokens/s" for way in found)
+        subject.say(f"{count} users: {medians}, {users[str(count)]['ratio']['median']:.2f}x")
+        yield {"tokens": sizes.user_tokens, "users": users}
+
+
+# exact
+
+
+def exact(subject: Subject) -> Iterator[Figures]:
+    sizes, model = subject.sizes, subject.model
+    others = subject.prompts["general"][: sizes.exact_prompts // 2]
+    texts = [*subject.prompts["maths"][: sizes.exact_prompts - len(others)], *others]
+    prompts = [model.encode(text) for text in texts]
+    found: dict[str, list[tuple[int, ...]]] = {f"{way}, {sizes.at_once} at once": [] for way in (PLAIN, "self")}
+    found |= {f"{way}, alone": [] for way in (PLAIN, "self")}
+    batched_plain, batched, alone_plain, alone = found
+
+    def figures() -> Figures:
+        compared = ((batched_plain, batched), (alone_plain, alone), (alone_plain, batched_plain))
+        return {
+            "tokens": sizes.tokens,
+            "comparisons": [
+                {"of": other, "with": plain} | comparison(model.engine.forward, prompts, found[plain], found[other])
+                for plain, other in compared
+            ],
+        }
+
+    for first in range(0, len(prompts), sizes.at_once):
+        if not subject.has_time(f"from prompt {first}"):
+            break
+        wave = prompts[first : first + sizes.at_once]
+        for name, way in ((batched_plain, PLAIN), (batched, "self")):
+            found[name] += write_together(model, wave, way, sizes.tokens).answers
+        subject.say(f"{first + len(wave)} prompts, {sizes.at_once} at once")
+        yield figures()
+    for number, ids in enumerate(prompts[: sizes.alone]):
+        if not subject.has_time(f"alone, from prompt {number}"):
+            break
+        for name, way in ((alone_plain, PLAIN), (alone, "self")):
+            found[name] += write_together(model, [ids], way, sizes.tokens).answers
+    subject.say(f"{len(found[alone])} prompts alone")
+    yield figures()
+
+
+def comparison(
+    forward: Forward, prompts: list[list[int]], plain: list[tuple[int, ...]], others: list[tuple[int, ...]]
+) -> Figures:
+    """Tokens are compared up to the first that differs: behind it the texts are different ones."""
+    figures: Figures = {"prompts": 0, "tokens": 0, "identical_tokens": 0, "departures": []}
+    for number, (first, other) in enumerate(zip(plain, others, strict=False)):
+        same = common(first, other)
+        figures["prompts"] += 1
+        figures["tokens"] += len(first)
+        figures["identical_tokens"] += same
+        if first != other:
+            gap = margin(forward, [*prompts[number], *first[:same]])
+            figures["departures"].append({"prompt": number, "position": same, "margin": gap})
+    return figures
+
+
+def margin(forward: Forward, tokens: list[int]) -> float:
+    """The gap between the two best logits behind a text, by a plain pass over it."""
+    table = forward.cache.open()
+    try:
+        (output,) = forward(lay_out([make_block(0, tokens)]), [table])
+    finally:
+        forward.cache.free(table)
+    best, second = torch.as_tensor(output.logits_WV[-1]).float().topk(2).values.tolist()
+    return rounded(best - second)

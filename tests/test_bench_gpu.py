@@ -1,0 +1,470 @@
+"""bench/gpu.py on tiny models, its kernels in Triton's interpreter: that every part runs and counts rightly. Its times
+mean something on a GPU alone."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="there is no Triton here: the dev extra brings it")
+
+import torch
+
+import gpu
+import gpu_answers
+import gpu_large
+import gpu_rollouts
+import gpu_steps
+import gpu_subject
+import gpu_tables
+import gpu_timing
+from gpu_answers import PEER, Timed
+from gpu_subject import SMOKE, Sizes, Subject
+from interpreted import DEVICE
+from step_cost_h200 import MIDDLE, Shape
+from stridelm.api import LanguageModel
+from stridelm.layout import lay_out, make_block
+from stridelm.model.gated import TorchGate
+from stridelm.model.gpu.weights import stack
+from stridelm.model.load import load_checkpoint
+from stridelm.model.torch_backend import parts_of
+from stridelm.settings import PLAIN, LoadSettings
+from tiny import load_tiny, plain_network, random_adapter
+
+TINY = Shape("tiny", layers=1, hidden=32, inner=48, heads=4, kv_heads=2, head_size=8, vocabulary=64)
+SIZES = replace(
+    SMOKE, prompts=1, tokens=5, warm_up=0, peer_tokens=4, context=20, rows=(1, 64), drafts=(0, 2), replays=1, times=1,
+    users=(2,), user_tokens=6, rollouts=3, rollout_tokens=4, exact_prompts=2, large=TINY, large_rows=(1, 64),
+)  # fmt: skip
+PROMPTS = {"maths": ["1+1"], "general": ["why"]}
+CHAIN = ((3, 4), (3, 1), (0, 1), (3, 2))
+"""Strides: drafts held, tokens given."""
+
+
+@pytest.fixture
+def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Subject:
+    """A tiny Llama with a random adapter on the GPU backend."""
+    monkeypatch.setattr("stridelm.model.gpu.stepper._TRIALS", 1)
+    monkeypatch.setattr("gpu_steps._IN_A_GRAPH", 1)
+    folder = tiny_folder("llama", num_hidden_layers=1)
+    adapter = random_adapter(load_tiny(folder), masks=2)
+    settings = LoadSettings(device=DEVICE, cache_tokens=1024)
+    checkpoint = load_checkpoint(str(folder), settings, trainable=True)
+    weights = stack(checkpoint.network, adapter)
+    parts = parts_of(checkpoint, settings, gate=TorchGate(checkpoint.network, adapter), weights=weights)
+    return Subject(str(folder), settings, SIZES, model=LanguageModel(parts, settings), prompts=PROMPTS)
+
+
+def last(figures: Any) -> dict[str, Any]:
+    *_, final = figures
+    return final
+
+
+# Every part, on a tiny model.
+
+
+def test_decode_times_all_ways_and_finds_the_same_text(subject: Subject) -> None:
+    figures = last(gpu_answers.decode(subject))
+    assert list(figures["groups"]) == ["maths", "general"]
+    for ways in figures["groups"].values():
+        assert ways["answers"] == 1
+        for way in (PLAIN, "self", "auto"):
+            assert ways[way]["identical_tokens"] == ways[way]["all_tokens"] > 0
+            assert ways[way]["over_transformers"]["count"] == 1
+        assert ways[PLAIN]["tokens_per_forward"] == 1.0
+        # In float32 it says what we say.
+        assert ways[PEER]["same_first_tokens"] == SIZES.peer_tokens
+        assert len(ways["self"]["acceptance_by_depth"]) <= 2
+        assert sum(ways["self"]["steps_by_drafts"].values()) > 0
+
+
+def test_users_at_once_get_the_texts_of_plain_decoding(subject: Subject) -> None:
+    (users,) = last(gpu_answers.batches(subject))["users"].values()
+    assert users["identical_answers"] == users["answers"] == 2
+    assert users["ratio"]["median"] == pytest.approx(users["auto"]["median"] / users[PLAIN]["median"], rel=1e-3)
+
+
+def test_exact_compares_with_plain_decoding(subject: Subject) -> None:
+    figures = last(gpu_answers.exact(subject))
+    assert [(each["prompts"], each["tokens"]) for each in figures["comparisons"]] == [(2, 10), (1, 5), (1, 5)]
+    for each in figures["comparisons"]:
+        assert each["identical_tokens"] == each["tokens"] and each["departures"] == []
+
+
+def test_a_departure_is_logged_with_its_margin(subject: Subject) -> None:
+    forward, prompt = subject.model.engine.forward, subject.model.encode("why")
+    (plain,) = gpu_answers.write_together(subject.model, [prompt], PLAIN, 4).answers
+    other = (*plain[:2], plain[2] + 1, plain[3])
+    figures = gpu_answers.comparison(forward, [prompt], [plain], [other])
+    (departure,) = figures["departures"]
+    assert (departure["prompt"], departure["position"], figures["identical_tokens"]) == (0, 2, 2)
+    logits = plain_network(subject.name)(torch.tensor([[*prompt, *plain[:2]]])).logits[0, -1]
+    best, second = logits.topk(2).values.tolist()
+    assert int(logits.argmax()) == plain[2]
+    assert departure["margin"] == pytest.approx(best - second, abs=1e-3)
+
+
+def test_steps_are_timed_by_rows_drafts_and_parts(subject: Subject) -> None:
+    figures = last(gpu_steps.steps(subject))
+    assert list(figures["forward"]) == ["1", "64"] and list(figures["forward_with_masks"]) == ["64"]
+    assert {drafts: step["rows"] for drafts, step in figures["steps"].items()} == {"0": 1, "2": 9}
+    assert set(figures["over_one_row"]) == {"64 rows", "64 rows, masks"}
+    assert set(figures["parts"]["0"]) == {"layers", "head", "settle", "whole"}
+    assert set(figures["parts"]["2"]) == {"layers", "head", "settle", "drafts", "whole"}
+    assert all(part["median"] > 0 for parts in figures["parts"].values() for part in parts.values())
+
+
+def test_a_timed_forward_is_the_one_that_is_asked_for(subject: Subject) -> None:
+    forward = gpu_steps.gpu_forward(subject)
+    logits_WV = gpu_steps.forward_call(forward, 9, 20, masks=True).call()
+    assert isinstance(logits_WV, torch.Tensor)
+    ((shape, _),) = forward._graphs.items()
+    assert (shape.rows, shape.wanted, shape.has_masks, shape.has_trees) == (16, 16, True, True)
+    # Its first row is the pending token; what the cache holds before it is zeros in both.
+    fresh = gpu_steps.gpu_forward(subject)
+    table = fresh.cache.open(64)
+    table.length = 20
+    (plain,) = fresh(lay_out([make_block(20, [1])]), [table])
+    assert torch.allclose(logits_WV[0], plain.logits_WV[0], atol=1e-4)
+
+
+def test_a_timed_step_begins_where_it_began(subject: Subject) -> None:
+    forward = gpu_steps.gpu_forward(subject)
+    timed, stepper = gpu_steps.stepper_call(forward, 0, 20, 1)
+    assert timed.reset is not None
+    timed.reset()
+    timed.call()
+    timed.call()
+    assert stepper.layout.starts_B.tolist() == [23]  # one step is in flight
+    timed.reset()
+    assert stepper.layout.starts_B.tolist() == [20] and not stepper.in_flight
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "masks"), [(1, 8, 0), (8, 8, 7), (64, 8, 7), (81, 8, 8), (64, 3, 3), (7, 3, 0)]
+)
+def test_masks_hang_off_every_node(rows: int, most: int, masks: int) -> None:
+    assert gpu_steps.mask_chain(rows, most) == masks
+
+
+def test_transformers_own_step_is_its_own(subject: Subject) -> None:
+    """Token by token what it says of the whole text, and the same again from where it began."""
+    tokens = [7, 100, 30, 201, 5, 66]
+
+    def whole(count: int) -> int:
+        text = torch.tensor([[1] * 20 + tokens[:count]], device=DEVICE)
+        return int(subject.network(input_ids=text).logits[0, -1].argmax())
+
+    with torch.no_grad():
+        step, reset = gpu_steps.own_step(subject.network, 20)
+        for _ in range(2):
+            reset()
+            said = [step(torch.tensor([[token]], device=DEVICE)).item() for token in tokens]
+            assert said == [whole(count) for count in range(1, len(tokens) + 1)]
+
+
+def test_a_step_that_is_not_replayed_is_not_judged(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile that compiles nothing: as slow as without it."""
+    monkeypatch.setattr("torch.compile", lambda function, mode: function)
+    figures = last(gpu_steps.compiled(subject))
+    assert figures["is_replayed"] is False and figures["ratio"]["count"] == 1
+    (row,) = gpu_tables._bars({"compile": figures | ended()})
+    assert row[-1].startswith("not judged")
+
+
+def test_rollouts_count_the_same_tokens_for_everyone(subject: Subject) -> None:
+    figures = last(gpu_rollouts.rollouts(subject))
+    assert set(figures["tokens_per_second"]) == {"ours", *gpu_rollouts.CACHES}
+    assert figures["ratio"]["over"] in gpu_rollouts.CACHES
+
+
+def test_a_large_model_is_made_of_nothing(subject: Subject) -> None:
+    figures = last(gpu_large.large(subject))
+    assert figures["forward"].keys() == {"1", "64"} and figures["weights"] == "random"
+    assert figures["projection"]["is_a_projection"] is True
+    assert set(figures["projection"]["groups"]) == {"maths", "general"}
+
+
+def test_random_weights_have_the_shapes_of_a_stacked_model(tiny_folder: Callable[..., Path]) -> None:
+    folder = tiny_folder("llama")
+    network = load_checkpoint(str(folder), LoadSettings(device="cpu"), trainable=True).network
+    stacked = stack(network, random_adapter(load_tiny(folder), rank=16, masks=8))
+    shape = Shape("tiny", layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head_size=8, vocabulary=260)
+    made = gpu_large.random_weights(shape, 16, 8, torch.float32, torch.device("cpu"))
+    assert _shapes(made.layers) == _shapes(stacked.layers)
+    assert _shapes(made.drafting) == _shapes(stacked.drafting)
+    for name in ("embedding_VC", "mask_embedding_KC", "norm_C", "head_VC"):
+        assert getattr(made, name).shape == getattr(stacked, name).shape
+    for name in ("query_heads", "key_heads", "head_size", "inner", "rank", "scaling"):
+        assert getattr(made, name) == getattr(stacked, name)
+    assert made.cosine_PD.shape[1] == stacked.cosine_PD.shape[1]
+    assert torch.allclose(made.cosine_PD**2 + made.sine_PD**2, torch.ones(()))
+
+
+def _shapes(of: Any) -> Any:
+    if isinstance(of, torch.Tensor):
+        return tuple(of.shape)
+    if isinstance(of, tuple):
+        return [_shapes(each) for each in of]
+    if hasattr(of, "__slots__"):
+        return {name: _shapes(getattr(of, name)) for name in of.__slots__}
+    return of
+
+
+def test_what_torch_runs_has_no_steps_to_time(language_model: LanguageModel) -> None:
+    other = Subject("tiny", LoadSettings(device="cpu"), SIZES, model=language_model, prompts=PROMPTS)
+    with pytest.raises(gpu.InputError, match="does not run on the GPU backend"):
+        next(gpu_steps.steps(other))
+
+
+# What is counted.
+
+
+def timed(tokens: tuple[int, ...], seconds: float, forwards: int) -> Timed:
+    return Timed(tokens, len(tokens) - 1, seconds, forwards, CHAIN)
+
+
+def test_speed_ups_are_over_the_same_prompt() -> None:
+    plain = [timed(tuple(range(11)), 10.0, 10), timed(tuple(range(21)), 20.0, 20)]
+    ours = [timed(tuple(range(11)), 2.0, 4), timed((*range(20), 99), 10.0, 8)]
+    peer = [timed(tuple(range(6)), 50.0, 5)]
+    figures = gpu_answers.group_figures({PLAIN: plain, "self": ours, "auto": ours, PEER: peer})
+    own = figures["self"]
+    assert (own["speed_up"]["low"], own["speed_up"]["high"], own["speed_up_over_all"]) == (2.0, 5.0, 2.5)
+    assert own["tokens_per_forward"] == 2.5 and own["share"] == 1.0
+    assert (own["identical_answers"], own["identical_tokens"], own["all_tokens"]) == (1, 31, 32)
+    assert own["over_transformers"]["median"] == 50.0 and figures[PLAIN]["over_transformers"]["median"] == 10.0
+    assert figures[PEER]["same_first_tokens"] == 6
+
+
+def test_an_answer_of_one_token_says_nothing_of_the_pace() -> None:
+    plain = [timed((1,), 0.0, 0), timed((1, 2, 3), 2.0, 2)]
+    figures = gpu_answers.group_figures({PLAIN: plain, "self": plain, "auto": plain, PEER: []})
+    assert figures["self"]["speed_up"]["count"] == 1 and figures["self"]["all_tokens"] == 4
+    assert PEER not in figures
+
+
+def test_acceptance_counts_drafts_whose_parents_stood() -> None:
+    # Depth 0: looked at in three steps, stood in two; depth 1 in two, stood in one; depth 2 in one, stood.
+    rates = gpu_answers.acceptance_by_depth([timed((1, 2), 1.0, 1)])
+    assert rates == pytest.approx([2 / 3, 1 / 2, 1.0], rel=1e-4)
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [((), (1,), 0), ((1, 2), (1, 2), 2), ((1, 2, 3), (1, 5, 3), 1)])
+def test_tokens_are_the_same_up_to_the_first_that_differs(one: Any, other: Any, same: int) -> None:
+    assert gpu_answers.common(one, other) == same
+
+
+def test_a_summary_leaves_out_a_tenth_at_either_end() -> None:
+    assert gpu_timing.summary([float(value) for value in range(1, 22)]) == {
+        "median": 11.0,
+        "low": 3.0,
+        "high": 19.0,
+        "count": 21,
+    }
+
+
+def test_calls_are_timed_in_turn() -> None:
+    order: list[str] = []
+    what = {
+        name: gpu_timing.Timed(lambda name=name: order.append(name), lambda name=name: order.append(f"reset {name}"))
+        for name in "ab"
+    }
+    found = gpu_timing.interleaved(what, torch.device("cpu"), replays=2, times=2)
+    turn = [*("reset a", "a", "a", "a"), *("reset b", "b", "b", "b")]
+    assert order == ["reset a", "a", "reset b", "b", *turn, *turn]
+    assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
+
+
+def test_what_takes_too_long_is_broken_off() -> None:
+    with pytest.raises(TimeoutError, match="sleeping took longer than 1 s"), gpu_timing.at_most(1, "sleeping"):
+        __import__("time").sleep(20)
+
+
+def test_transformers_runs_as_torch_comes() -> None:
+    ours = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        with gpu_subject.as_torch_comes():
+            assert torch.backends.cuda.cudnn_sdp_enabled() == gpu_subject._CUDNN_ATTENTION
+        assert torch.backends.cuda.cudnn_sdp_enabled() is False
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(ours)
+
+
+def test_the_projection_takes_the_drafts_that_give_most() -> None:
+    acceptance = gpu_large.acceptances({"decode": {"groups": {"maths": {"self": {"acceptance_by_depth": [0.5, 0.5]}}}}})
+    assert acceptance["maths"][0] == "decode" and acceptance["general"][0] == "bench/results/acceptance.json"
+    steps = {"0": {"median": 10.0}, "2": {"median": 12.5}, "4": {"median": 13.0}}
+    made = gpu_large.projection(steps, {"maths": acceptance["maths"]})
+    # 1 + 0.5 + 0.25 tokens in 12.5 ms; of four drafts nothing is known.
+    assert made["groups"]["maths"]["tokens_per_second"] == 140.0 and made["groups"]["maths"]["drafts"] == 2
+    assert made["plain_tokens_per_second"] == 100.0 and made["groups"]["maths"]["over_plain"] == 1.4
+
+
+def test_the_prompts_are_enough() -> None:
+    subject = Subject("tiny", LoadSettings(device="cpu"), Sizes())
+    groups = subject.groups()
+    assert {group: len(set(texts)) for group, texts in groups.items()} == {"maths": 12, "general": 12}
+    texts = [*subject.prompts["maths"], *subject.prompts["general"]]
+    assert len(set(texts)) == len(texts) >= Sizes().exact_prompts
+    assert len(subject.prompts["general"]) >= Sizes().exact_prompts // 2
+    assert Sizes().large is MIDDLE
+
+
+# Files and tables.
+
+
+def ended(**changes: Any) -> dict[str, Any]:
+    """How a part went, made up."""
+    made = {
+        "smoke": False, "dtype": "bfloat16", "commit": "abc", "machine": {"device": "NVIDIA H200"},
+        "versions": {"torch": "2.11", "transformers": "5.17", "triton": "3.6"},
+    }  # fmt: skip
+    return {"is_complete": True, "left_out": [], "seconds": 1.0, "error": None, "circumstances": made} | changes
+
+
+def test_a_table_says_what_was_met_and_what_was_missed() -> None:
+    plain = [timed(tuple(range(11)), 10.0, 10)]
+    quick, slow = [timed(tuple(range(11)), 5.0, 4)], [timed(tuple(range(11)), 8.0, 4)]
+    peer = [timed(tuple(range(6)), 50.0, 5)]
+    group = gpu_answers.group_figures({PLAIN: plain, "self": quick, "auto": slow, PEER: peer})
+    step = gpu_timing.summary([1.0])
+    forwards = {
+        "context": 512, "forward": {"1": step, "64": step}, "forward_with_masks": {"64": step},
+        "steps": {"0": {"rows": 1} | step}, "parts": {"0": {"layers": step}},
+        "over_one_row": {"64 rows": gpu_timing.summary([1.25])},
+    }  # fmt: skip
+    projected = gpu_large.projection(forwards["steps"], gpu_large.acceptances({}))
+    compiled = {"context": 512, "is_replayed": True, "ratio": gpu_timing.summary([1.36])}
+    compiled |= dict.fromkeys(("our_step", "our_forward", "compiled", "eager"), step)
+    comparison = {"of": "self", "with": "plain", "prompts": 2, "tokens": 512, "identical_tokens": 500}
+    comparison["departures"] = [{"prompt": 1, "position": 244, "margin": 0.0123}]
+    users = {"auto": step, PLAIN: step, "ratio": step, "tokens_per_forward": 2.0, "identical_answers": 3, "answers": 3}
+    results = {
+        "decode": {"tokens": 256, "groups": {"maths": group}} | ended(),
+        "steps": forwards | ended(),
+        "compile": compiled | ended(),
+        "batches": {"tokens": 128, "users": {"1": users}} | ended(left_out=["64 users"]),
+        "rollouts": gpu_rollouts.rollout_figures(
+            1024, 128, {"ours": [500.0], "transformers, dynamic cache": [100.0], "transformers, static cache": [50.0]}
+        )
+        | ended(),
+        "exact": {"tokens": 256, "comparisons": [comparison]} | ended(),
+        "large": forwards | {"shape": "8B", "projection": projected} | ended(error="RuntimeError: no memory"),
+    }
+    told = gpu_tables.gpu_tables(json.loads(json.dumps(results)))
+    for line in (
+        "| maths, `self`: speed-up over plain, 2.50 tokens per forward | 2.00x (0.80 of the tokens per forward) "
+        "| at least 0.75 of them: 1.88x | met |",
+        "| maths, `auto`: speed-up over plain, 2.50 tokens per forward | 1.25x (0.50 of the tokens per forward) "
+        "| at least 0.75 of them: 1.88x | **missed** |",
+        "| maths, `auto` over transformers `generate` | 12.50 (12.50 to 12.50)x | at least 10x | met |",
+        "| plain step over torch.compile's, context 512 | 1.36 (1.36 to 1.36)x | at most 1.35x | **missed** |",
+        "| 135M: forward over 64 rows / over one | 1.25 (1.25 to 1.25)x | at most 1.3x | met |",
+        "| 8B-shaped: forward over 64 rows / over one | 1.25 (1.25 to 1.25)x | at most 1.2x | **missed** |",
+        "| identical: self, with plain | 500 of 512 tokens of 2 prompts | all | **missed** |",
+        "| self | plain | 1 | 244 | 0.0123 |",
+        "| `auto` over plain, 1 user | 1.00 (1.00 to 1.00)x | at least 1x | met |",
+        "| rollouts, 1,024 sequences, over transformers, dynamic cache | 5.00 (5.00 to 5.00)x | well above 1x | met |",
+    ):
+        assert line in told
+    assert "**projection**, not measured" in told
+    assert "`batches`, not measured for want of time: 64 users." in told
+    assert "`large` broke off: RuntimeError: no memory" in told
+    assert "NVIDIA H200, bfloat16, torch 2.11, transformers 5.17, triton 3.6, commit abc." in told
+
+
+def test_a_table_of_nothing_is_empty() -> None:
+    assert gpu_tables.gpu_tables({}) == ""
+    assert "broke off: TimeoutError" in gpu_tables.gpu_tables({"compile": ended(error="TimeoutError: 240 s")})
+
+
+def test_a_part_that_breaks_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(subject: Subject) -> Any:
+        yield {"found": len(subject.name)}
+        assert json.loads(out.read_text())["steps"]["found"] == 4, "it is written at once"
+        raise RuntimeError("no memory")
+
+    def finds_nothing(subject: Subject) -> Any:
+        yield from ()
+        raise RuntimeError(subject.name)
+
+    out = tmp_path / "folder" / "gpu.json"
+    subject = Subject("tiny", LoadSettings(device="cpu"), SIZES, results={"exact": {"kept": 1} | ended()})
+    monkeypatch.setitem(gpu.PARTS, "steps", breaks)
+    assert gpu.run_part("steps", subject, {"smoke": True}, out) is False
+    monkeypatch.setitem(gpu.PARTS, "exact", finds_nothing)
+    assert gpu.run_part("exact", subject, {"smoke": True}, out) is False
+    written = json.loads(out.read_text())
+    assert written["steps"]["found"] == 4 and written["steps"]["is_complete"] is False
+    assert written["steps"]["error"] == "RuntimeError: no memory"
+    assert written["exact"]["kept"] == 1
+
+
+def test_a_part_without_time_says_what_it_left_out(subject: Subject, tmp_path: Path) -> None:
+    subject.seconds = 0.0
+    assert gpu.run_part("batches", subject, {"smoke": True}, tmp_path / "gpu.json") is True
+    written = json.loads((tmp_path / "gpu.json").read_text())["batches"]
+    assert written["left_out"] == ["2 users"] and written["is_complete"] is False
+
+
+def test_options_that_make_no_sense_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, other = tmp_path / "broken.json", tmp_path / "other.json"
+    broken.write_text("{")
+    other.write_text('{"sums": 1}')
+    out = ["--out", str(tmp_path / "gpu.json")]
+    for arguments, told in (
+        (["dance", *out], "invalid choice: 'dance'"),
+        (["steps"], "--out"),
+        (["steps", "--dtype", "float16", *out], "invalid choice: 'float16'"),
+        (["steps", "--device", "cpu", "--out", str(broken)], "cannot be read as JSON"),
+        (["steps", "--device", "cpu", "--out", str(other)], "is not a file of bench/gpu.py"),
+    ):
+        with pytest.raises(SystemExit) as ending:
+            gpu.main(arguments)
+        assert ending.value.code == 2 and told in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        with pytest.raises(SystemExit):
+            gpu.main(["steps", *out])
+        assert "there is no GPU here" in capsys.readouterr().err
+
+
+def test_it_runs_from_a_command_line(
+    tiny_folder: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU, where torch runs the model: there is nothing to say of steps, but of texts there is."""
+    monkeypatch.setenv("STRIDELM_COMMIT", "f00")
+    monkeypatch.setattr(gpu_subject, "SMOKE", SIZES)
+    out = tmp_path / "gpu.json"
+    model = [
+        "--model",
+        str(tiny_folder("llama", max_position_embeddings=4096)),
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    assert gpu.main(["rollouts", "steps", "--out", str(out), "--smoke", *model]) == 1
+    written = json.loads(out.read_text())
+    assert written["rollouts"]["is_complete"] and not written["steps"]["is_complete"]
+    made = written["rollouts"]["circumstances"]
+    assert made["commit"] == "f00" and made["smoke"] is True
+    assert made["command"].startswith("python bench/gpu.py rollouts steps --out")
+    assert "is a smoke run" in capsys.readouterr().out
+
+
+def test_it_starts_without_what_the_device_machine_lacks() -> None:
+    code = "import sys; sys.modules |= dict.fromkeys(('typer', 'rich', 'fastapi'))\nimport gpu"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(gpu.__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
