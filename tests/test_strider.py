@@ -364,6 +364,15 @@ def test_a_small_cache_does_not_cost_drafts(spare_rows: int) -> None:
     assert device.begins == 1 and sequence.stats.forwards == 22
 
 
+def test_a_cache_without_room_for_drafts_is_no_reason_to_take_the_hosts_way() -> None:
+    """A step with eight drafts writes 81 rows."""
+    engine = engine_of(8)
+    sequence = make(prompts(1, least=70)[0], Drafting(8), max_tokens=70)
+    finish(engine, sequence)
+    assert_right(sequence)
+    assert sequence.stats.drafted > 0 and engine.forward.rows == 20  # type: ignore[attr-defined]
+
+
 def test_texts_with_the_same_beginning_share_it() -> None:
     engine = engine_of(40)
     beginning = prompts(1, length=64)[0]

@@ -56,10 +56,12 @@ class Engine:
             events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
         return events
 
-    def _stride(self, batch: list[Sequence]) -> tuple[list[tuple[Sequence, Stride | Exception]], list[Sequence]]:
+    def _stride(
+        self, on_device: dict[Sequence, int]
+    ) -> tuple[list[tuple[Sequence, Stride | Exception]], list[Sequence]]:
         """A step that the device runs by itself. Also who got nothing because it failed: the host can run it."""
         events: list[tuple[Sequence, Stride | Exception]] = []
-        outcomes = self.strider.step(batch)
+        outcomes = self.strider.step(on_device)
         while True:
             try:
                 outcome = next(outcomes, None)
@@ -69,7 +71,7 @@ class Engine:
                 log.exception("a step of the device's own failed: the host runs it")
                 self.strider.forget()
                 served = {sequence for sequence, _ in events}
-                return events, [sequence for sequence in batch if sequence not in served]
+                return events, [sequence for sequence in on_device if sequence not in served]
             if outcome is None:
                 return events, []
             events += self._emit(_Step(outcome.batch, outcome.blocks, outcome.commits))

@@ -23,7 +23,7 @@ from stridelm.contracts import Emitted, Forward, Stepper
 from stridelm.decode.autoregressive import ending, finite
 from stridelm.decode.chain_length import ChainLength
 from stridelm.layout import make_block
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
+from stridelm.model.kv_cache import BLOCK_SIZE, Table, blocks_for
 from stridelm.params import InputError
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
@@ -32,6 +32,8 @@ _MOST_ROWS = 2048
 """Of a step with drafts: beyond that a device computes rather than waits for its memory, and drafts are never free."""
 _AHEAD = 256
 """Tokens that blocks are set aside for at once: whenever a text gets new ones, the device must be told."""
+_SHARE = 4
+"""At most the fourth part of what is free, though: others would have to take it back."""
 _IN_FLIGHT = 2
 """Steps that the device has been given while the host waits for the first of them."""
 
@@ -126,9 +128,10 @@ class _Round:
         self.seats[place] = _Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
 
     def launch(self) -> None:
-        """Keep the device busy, as far as somebody has more to write than what is in flight gives at least."""
-        most = max(seat.sequence.room for seat in self.seats if seat is not None)
-        while self.stepper.in_flight < min(_IN_FLIGHT, most):
+        """Keep the device busy, as long as somebody has more to write than what is in flight gives at least."""
+        while self.stepper.in_flight < _IN_FLIGHT and any(
+            seat is not None and seat.sequence.room > self.stepper.in_flight for seat in self.seats
+        ):
             self.stepper.launch()
             self.launched.append(list(self.seats))
 
@@ -153,47 +156,53 @@ class Strider:
         self.forward = forward
         self._rounds: dict[_Key, _Round] = {}
         self._lengths: dict[tuple[int, int], ChainLength] = {}
-        """By the most drafts that the sequences' policies allow, and places."""
+        """By the most drafts that the sequences may have, and places."""
         self._asked: dict[tuple[int, frozenset[int]], ChainLength] = {}
         """By the most drafts and what ends a text: the one that chose for such sequences, and learns from them."""
 
-    def split(self, batch: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those whose next step the device can run by itself, with room for it, and the others."""
-        own: list[Sequence] = []
+    def split(self, batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
+        """Those whose next step the device can run by itself, each with the most drafts that there is room for, and the
+        others."""
+        own: dict[Sequence, int] = {}
         others: list[Sequence] = []
         for sequence in batch:
-            (own if self._can_take(sequence) and self._has_room(sequence) else others).append(sequence)
+            drafts = self._most_drafts(sequence)
+            if drafts is None:
+                others.append(sequence)
+            else:
+                own[sequence] = drafts
         return own, others
 
-    def _can_take(self, sequence: Sequence) -> bool:
+    def _most_drafts(self, sequence: Sequence) -> int | None:
+        """As many as its policy allows; none where the cache is nearly full. None: the host must run its step."""
         drafts = sequence.policy.device_drafts
+        if drafts is None or not self._can_take(sequence):
+            return None
+        return next((count for count in (drafts, 0) if self._has_room(sequence, count)), None)
+
+    def _can_take(self, sequence: Sequence) -> bool:
         return (
-            drafts is not None
-            and sequence.cached == len(sequence.tokens) - 1
+            sequence.cached == len(sequence.tokens) - 1
             and sequence.is_plain_greedy
             and not sequence.alternatives
             and not sequence.is_traced
-            and self.forward.stepper(drafts, 1, sequence.eos_ids) is not None
+            and self.forward.stepper(0, 1, sequence.eos_ids) is not None
         )
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def _has_room(self, sequence: Sequence, drafts: int) -> bool:
         """Whether the text has blocks for what two steps may write; they are set aside."""
-        table, drafts = sequence.table, sequence.policy.device_drafts
-        assert table is not None and drafts is not None
-        room = sequence.room
+        cache, table, room = self.forward.cache, sequence.table, sequence.room
+        assert table is not None
         # The second step begins behind what the first one gives, and writes all of its rows.
-        rows = self._stepper((drafts, 1, sequence.eos_ids)).rows
-        needed = sequence.cached + min(drafts + 1, room) + rows
+        needed = sequence.cached + min(drafts + 1, room) + self._stepper((drafts, 1, sequence.eos_ids)).rows
         # What is granted but not set aside would be cut off behind every step.
         if table.reserved * BLOCK_SIZE >= needed and table.reserved == len(table.blocks):
             return True
-        for ahead in (min(_AHEAD, room), 0):
-            try:
-                self.forward.cache.reserve(table, needed + ahead)
-                return True
-            except CacheFull:
-                continue
-        return False
+        free = cache.free_blocks - max(0, blocks_for(needed) - len(table.blocks))
+        if free < 0:
+            return False
+        cache.reserve(table, needed + min(_AHEAD, room, free * BLOCK_SIZE // _SHARE))
+        return True
 
     def forget(self) -> None:
         """All get up: what was in flight is not wanted any more."""
@@ -201,10 +210,10 @@ class Strider:
         for current in rounds.values():
             current.clear()
 
-    def step(self, sequences: list[Sequence]) -> Iterator[Outcome]:
+    def step(self, most_drafts: dict[Sequence, int]) -> Iterator[Outcome]:
         """One step of each of these, or what was in flight of it; stepper by stepper, so that what one has given is
         part of its texts before the next is asked."""
-        groups = self._groups(sequences)
+        groups = self._groups(most_drafts)
         going_to = {sequence: key for key, group in groups.items() for sequence in group}
         served: set[Sequence] = set()
         for key, current in self._rounds.items():
@@ -216,14 +225,13 @@ class Strider:
             if served.isdisjoint(group):  # or they sit down the next time
                 yield self._step(key, group)
 
-    def _groups(self, sequences: list[Sequence]) -> dict[_Key, list[Sequence]]:
-        """By the stepper that they are to sit at. Policies that come to the same number of drafts share one."""
-        by_policy: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
-        for sequence in sequences:
-            assert sequence.policy.device_drafts is not None
-            by_policy.setdefault((sequence.policy.device_drafts, sequence.eos_ids), []).append(sequence)
+    def _groups(self, most_drafts: dict[Sequence, int]) -> dict[_Key, list[Sequence]]:
+        """By the stepper that they are to sit at. Whoever comes to the same number of drafts shares one."""
+        by_most: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
+        for sequence, drafts in most_drafts.items():
+            by_most.setdefault((drafts, sequence.eos_ids), []).append(sequence)
         by_drafts: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
-        for (drafts, ends), group in by_policy.items():
+        for (drafts, ends), group in by_most.items():
             length = self._asked[drafts, ends] = self._length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
