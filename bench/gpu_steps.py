@@ -84,10 +84,10 @@ def stepper_call(forward: GpuForward, drafts: int, context: int, replays: int) -
 @torch.inference_mode()
 def parts_of(stepper: GpuStepper, forward: GpuForward, reset: Callable[[], object]) -> dict[str, Timed]:
     """Where a step's time goes: its parts, each captured apart."""
-    layers, layout, has_masks = stepper.layers, stepper.layout, stepper.template.masks > 0
+    layers, layout, growth = stepper.layers, stepper.layout, stepper.growth
 
     def run_layers() -> torch.Tensor:
-        return layers(layout, has_masks=has_masks, has_trees=has_masks).residual_MC
+        return stepper.read_rows().residual_MC
 
     def score() -> Scores:
         return layers.score(layers.normed(residual_MC, layout.wanted_W))
@@ -100,8 +100,8 @@ def parts_of(stepper: GpuStepper, forward: GpuForward, reset: Callable[[], objec
         "head": score,
         "settle": lambda: stepper._settle(scores),
     }
-    if has_masks:
-        parts["drafts"] = lambda: stepper._draft(scores)
+    if growth is not None:
+        parts["drafts"] = lambda: growth(scores, layout, stepper.drawing, stepper.ends_at_B)
     timed = {name: _graphed(part, forward, stepper.results, reset) for name, part in parts.items()}
     return timed | {"whole": Timed(_in_inference(Graphed(stepper._step, forward.network, stepper.device)), reset)}
 

@@ -124,7 +124,7 @@ def test_a_timed_forward_is_the_one_that_is_asked_for(subject: Subject) -> None:
     logits_WV = gpu_steps.forward_call(forward, 9, 20, masks=True).call()
     assert isinstance(logits_WV, torch.Tensor)
     ((shape, _),) = forward._graphs.items()
-    assert (shape.rows, shape.wanted, shape.has_masks, shape.has_trees) == (16, 16, True, True)
+    assert (shape.real, shape.masks, shape.wanted, shape.has_trees) == (1, 8, 16, True)
     # Its first row is the pending token; what the cache holds before it is zeros in both.
     fresh = gpu_steps.gpu_forward(subject)
     table = fresh.cache.open(64)

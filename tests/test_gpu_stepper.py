@@ -18,9 +18,9 @@ from stridelm.arrays import signed
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft import grow
 from stridelm.draft.grow import Chain, TreeGrower
-from stridelm.engine.strider import Strider
+from stridelm.engine.engine import Engine
 from stridelm.layout import lay_out, make_block
-from stridelm.model.gpu import stepper as stepper_module
+from stridelm.model.gpu import growth
 from stridelm.model.gpu.forward import GpuForward
 from stridelm.model.gpu.layers import TAIL
 from stridelm.model.gpu.sample import Drawing, Kind, gumbel, key_at
@@ -28,8 +28,8 @@ from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.model.gpu.template import Template
 from stridelm.model.kv_cache import Table
 from stridelm.params import SamplingParams
-from stridelm.types import ROOT, Sequence
-from tiny import load_tiny, plain_network, random_adapter
+from stridelm.types import ROOT, Sequence, Stride
+from tiny import byte_tokenizer, load_tiny, plain_network, random_adapter
 
 GREEDY = SamplingParams(max_tokens=8)
 SAMPLED = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
@@ -263,7 +263,7 @@ def drafted(stepper: GpuStepper, place: int) -> list[int]:
 def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same noise at the same positions. The host chooses among the likeliest tokens, the device among those
     that noise has made the best: both may choose among all here."""
-    monkeypatch.setattr(stepper_module, "CANDIDATES", 256)
+    monkeypatch.setattr(growth, "CANDIDATES", 256)
     monkeypatch.setattr(grow, "CANDIDATES", 4 * forward.weights.head_VC.shape[0])
     texts = texts_of(GREEDY, SAMPLED, SamplingParams(8, 0.5, seed=12))
     stepper = make_stepper(forward, CHAIN, len(texts), frozenset())
@@ -309,7 +309,7 @@ def test_only_places_that_sample_make_steps_dearer(forward: GpuForward, folder: 
         forward.cache.free(table)
 
 
-def test_the_engine_lets_the_device_sample(forward: GpuForward, folder: Path) -> None:
+def test_the_engine_lets_the_device_sample(forward: GpuForward, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences of a strider: with temperature and filters, not with what changes logits."""
     policy, prompt = Autoregressive(), list(range(40, 50))
     settings = [
@@ -319,29 +319,28 @@ def test_the_engine_lets_the_device_sample(forward: GpuForward, folder: Path) ->
         SamplingParams(4, 1.0, logit_bias={1: 2.0}),
     ]
     sequences = [Sequence(list(prompt), params, policy, frozenset(), 512, choice=3) for params in settings]
+    engine = Engine(forward, byte_tokenizer())
+    split, on_device = engine.strider.split, set[Sequence]()
+
+    def noted(batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
+        own, others = split(batch)
+        on_device.update(own)
+        return own, others
+
+    monkeypatch.setattr(engine.strider, "split", noted)
     for sequence in sequences:
-        sequence.table = forward.cache.open()
-        read(forward, sequence.table, prompt[:-1])
-        sequence.cached = len(prompt) - 1
-    strider = Strider(forward)
-    own, others = strider.split(sequences)
-    assert (own, others) == (sequences[:2], sequences[2:])
-    texts = [Text(prompt, sequence.params, sequence.choice) for sequence in own]
-    while strider.split(own)[0] and any(sequence.room for sequence in own):
-        for batch, _, commits in strider.step(own):
-            for sequence, commit in zip(batch, commits, strict=True):
-                assert sequence.table is not None
-                forward.cache.keep(sequence.table, commit.kept)
-                sequence.tokens += commit.tokens
-                sequence.cached += len(commit.kept)
-                text = texts[own.index(sequence)]
-                text.tokens += commit.tokens
-                text.confidence += commit.confidence
-    strider.forget()
-    check(folder, texts)
-    for sequence in sequences:
-        assert sequence.table is not None
-        forward.cache.free(sequence.table)
+        engine.add(sequence)
+    texts = {sequence: Text(prompt, sequence.params, sequence.choice) for sequence in sequences[:2]}
+    while engine.scheduler.has_work:
+        for sequence, stride in engine.step():
+            assert isinstance(stride, Stride)
+            if sequence in texts:
+                texts[sequence].tokens += stride.tokens
+                texts[sequence].confidence += stride.confidence
+    assert on_device == set(texts)
+    check(folder, list(texts.values()))
+    engine.reset()
+    forward.cache.check_integrity()
 
 
 @triton.jit

@@ -43,22 +43,39 @@ class Engine:
         """Forget all sequences: what to do after a step that failed."""
         for sequence in list(self._texts):
             self.remove(sequence)
+        self.strider.forget()
 
     def step(self) -> list[tuple[Sequence, Stride | Exception]]:
         """One forward pass; returns what it added to each answer, or what an answer failed with. Prompts still being
         read add nothing."""
-        events: list[tuple[Sequence, Stride | Exception]] = []
         on_device, batch = self.strider.split(self.scheduler.schedule())
-        try:
-            for decided in self.strider.step(on_device):
-                events += self._emit(_Step(*decided))
-        except InputError:  # somebody's: as below, by themselves the others get on
-            self.strider.forget()
-            batch = on_device + batch
+        events, left = self._stride(on_device)
+        batch += left
         if batch:
             step = self._decide(batch)
             events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
         return events
+
+    def _stride(
+        self, on_device: dict[Sequence, int]
+    ) -> tuple[list[tuple[Sequence, Stride | Exception]], list[Sequence]]:
+        """A step that the device runs by itself. Also who got nothing because it failed: the host can run it."""
+        events: list[tuple[Sequence, Stride | Exception]] = []
+        outcomes = self.strider.step(on_device)
+        while True:
+            try:
+                outcome = next(outcomes, None)
+            except AssertionError:
+                raise  # ours
+            except Exception:
+                log.exception("a step of the device's own failed: the host runs it")
+                self.strider.forget()
+                served = {sequence for sequence, _ in events}
+                return events, [sequence for sequence in on_device if sequence not in served]
+            if outcome is None:
+                return events, []
+            events += self._emit(_Step(outcome.batch, outcome.blocks, outcome.commits))
+            events += [self._fail(sequence, error) for sequence, error in outcome.failed]
 
     def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
         """Write one answer to its end, no other being in the making; what it fails with is raised. For measurements:

@@ -1,32 +1,61 @@
 """Lets the device run steps by itself where it can, and stays a step behind it.
 
 Sequences that need nothing of the host but to be read (without penalties, a grammar, alternatives or a trace) sit down
-at the places of a stepper. While the host turns one step's tokens into text, the next one runs already. What is in
-flight when somebody comes or goes is collected first.
+at the places of a stepper. While the host turns one step's tokens into text, the next one runs already:
+
+    device   step 1 | step 2 | step 3 | ...
+    host              read 1 | read 2 | ...
+
+Who comes takes a free place and who goes leaves one: the others do not notice, as long as the stepper has a fitting
+number of places. What is in flight is remembered with those who sat there when it was launched.
 
 The cache may take blocks back at any time (others need room, or a sequence makes room). So every seat notes when its
-blocks were last cut: a step that was launched before is forgotten, and run again.
+blocks were last cut: what was launched before is forgotten, and run again. It may still write into those blocks, but
+the device does things in the order in which it was told, so whoever has the blocks now writes later.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from stridelm.contracts import Emitted, Forward, Stepper
 from stridelm.decode.autoregressive import ending, finite
 from stridelm.decode.chain_length import ChainLength
 from stridelm.layout import make_block
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
-from stridelm.types import MASKS, Block, Commit, DraftTree, Sequence
+from stridelm.model.kv_cache import BLOCK_SIZE, Table, blocks_for
+from stridelm.params import InputError
+from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
-_PLACES = (1, 2, 4, 8, 16, 32, 64)
 _DRAFTS = (2, 4, 8, 12)
+_MOST_ROWS = 2048
+"""Of a step with drafts: beyond that a device computes rather than waits for its memory, and drafts are never free."""
 _AHEAD = 256
 """Tokens that blocks are set aside for at once: whenever a text gets new ones, the device must be told."""
+_SHARE = 4
+"""At most the fourth part of what is free, though: others would have to take it back."""
+_IN_FLIGHT = 2
+"""Steps that the device has been given while the host waits for the first of them."""
 
-Decided = tuple[list[Sequence], list[Block], list[Commit]]
+_Key = tuple[int, int, frozenset[int]]
+"""Of a stepper: drafts, places, what ends a text."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave those who took part in it."""
+
+    batch: list[Sequence] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    failed: list[tuple[Sequence, InputError]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.batch and not self.failed
+
+
+@dataclass(eq=False, slots=True)
 class _Seat:
     sequence: Sequence
     table: Table
@@ -36,23 +65,95 @@ class _Seat:
     """So many of the table's blocks the device knows of."""
     length: int
     """Of the text, when all steps that were collected are part of it."""
+    has_drafts: bool = False
+    """Whether the next step to be collected had any: the first after sitting down has none."""
 
-    def holds(self, sequence: Sequence) -> bool:
-        """Whether the device's text is this one, as it is."""
+    @property
+    def holds(self) -> bool:
+        """Whether the device's text is the sequence's, as it is."""
         return (
-            self.sequence is sequence
-            and self.table is sequence.table
+            self.table is self.sequence.table
             and self.cuts == self.table.cuts
-            and self.length == len(sequence.tokens)
+            and self.length == len(self.sequence.tokens)
         )
 
 
-@dataclass(slots=True)
 class _Round:
-    """Sequences that are written together, and the stepper that they sit at."""
+    """A stepper and who sits at it."""
 
-    stepper: Stepper
-    seats: list[_Seat] = field(default_factory=list)
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self.seats: list[_Seat | None] = [None] * stepper.places
+        self.launched: deque[list[_Seat | None]] = deque()
+        """Of every step in flight, who sat where."""
+        self.clear()
+
+    def clear(self) -> None:
+        """All get up, and what is in flight is not wanted any more."""
+        while self.stepper.in_flight:
+            self.stepper.collect()
+        self.launched.clear()
+        for place in range(self.stepper.places):
+            self._leave(place)
+
+    def _leave(self, place: int) -> None:
+        self.stepper.end(place)
+        self.seats[place] = None
+
+    def seat(self, sequences: list[Sequence]) -> None:
+        """These and nobody else, each where it sits already if the device's text is its own."""
+        wanted = set(sequences)
+        for place, seat in enumerate(self.seats):
+            if seat is None:
+                continue
+            if seat.sequence in wanted and seat.holds:
+                wanted.remove(seat.sequence)
+                if len(seat.table.blocks) > seat.blocks:
+                    seat.blocks = len(seat.table.blocks)
+                    self.stepper.give_blocks(place, seat.table.blocks)
+            else:
+                self._leave(place)
+        if wanted:
+            free = (place for place, seat in enumerate(self.seats) if seat is None)
+            for sequence in sequences:
+                if sequence in wanted:
+                    self._begin(next(free), sequence)
+
+    def _begin(self, place: int, sequence: Sequence) -> None:
+        table = sequence.table
+        assert table is not None
+        self.stepper.begin(
+            place,
+            cached=sequence.cached,
+            pending=sequence.tokens[-1],
+            room=sequence.room,
+            blocks=table.blocks,
+            params=sequence.params,
+            seed=sequence.seed,
+            choice=sequence.choice,
+        )
+        self.seats[place] = _Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
+
+    def launch(self) -> None:
+        """Keep the device busy, as long as somebody has more to write than what is in flight gives at least."""
+        while self.stepper.in_flight < _IN_FLIGHT and any(
+            seat is not None and seat.sequence.room > self.stepper.in_flight for seat in self.seats
+        ):
+            self.stepper.launch()
+            self.launched.append(list(self.seats))
+
+    def collect(self, wanted: set[Sequence]) -> list[tuple[_Seat, Emitted]]:
+        """The earliest step in flight, for those who still sit there and whose text is as it was. Of the others the
+        device knows more than the host will: they get up."""
+        taken: list[tuple[_Seat, Emitted]] = []
+        for place, (seat, emitted) in enumerate(zip(self.launched.popleft(), self.stepper.collect(), strict=True)):
+            if seat is None or seat is not self.seats[place]:
+                continue
+            if seat.sequence in wanted and seat.holds:
+                taken.append((seat, emitted))
+            else:
+                self._leave(place)
+        return taken
 
 
 class Strider:
@@ -60,148 +161,155 @@ class Strider:
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
-        self._rounds: dict[tuple[int, frozenset[int]], _Round] = {}
-        """By the most drafts that the sequences' policies allow, and what ends their texts."""
+        self._rounds: dict[_Key, _Round] = {}
         self._lengths: dict[tuple[int, int], ChainLength] = {}
+        """By the most drafts that the sequences may have, and places."""
+        self._asked: dict[tuple[int, frozenset[int]], ChainLength] = {}
+        """By the most drafts and what ends a text: the one that chose for such sequences, and learns from them."""
 
-    def split(self, batch: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those whose next step the device can run by itself, with room for it, and the others."""
-        own = [sequence for sequence in batch if self._can_take(sequence) and self._has_room(sequence)]
-        return own, [sequence for sequence in batch if sequence not in own]
+    def split(self, batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
+        """Those whose next step the device can run by itself, each with the most drafts that there is room for, and the
+        others."""
+        own: dict[Sequence, int] = {}
+        others: list[Sequence] = []
+        for sequence in batch:
+            drafts = self._most_drafts(sequence)
+            if drafts is None:
+                others.append(sequence)
+            else:
+                own[sequence] = drafts
+        return own, others
+
+    def _most_drafts(self, sequence: Sequence) -> int | None:
+        """As many as its policy allows; none where the cache is nearly full. None: the host must run its step."""
+        drafts = sequence.policy.device_drafts
+        if drafts is None or not self._can_take(sequence):
+            return None
+        return next((count for count in (drafts, 0) if self._has_room(sequence, count)), None)
 
     def _can_take(self, sequence: Sequence) -> bool:
-        drafts = sequence.policy.device_drafts
         return (
-            drafts is not None
+            sequence.cached == len(sequence.tokens) - 1
             and sequence.grammar is None
             and not sequence.params.changes_logits
             and not sequence.alternatives
             and not sequence.is_traced
-            and sequence.cached == len(sequence.tokens) - 1
             and self.forward.stepper(0, 1, sequence.eos_ids) is not None
         )
 
-    def _has_room(self, sequence: Sequence) -> bool:
+    def _has_room(self, sequence: Sequence, drafts: int) -> bool:
         """Whether the text has blocks for what two steps may write; they are set aside."""
-        table, drafts = sequence.table, sequence.policy.device_drafts
-        assert table is not None and drafts is not None
-        needed = len(sequence.tokens) + 2 * (drafts + 1) + self._stepper(drafts, 1, sequence.eos_ids).rows
-        if table.reserved * BLOCK_SIZE >= needed and len(table.blocks) >= table.reserved:
+        cache, table, room = self.forward.cache, sequence.table, sequence.room
+        assert table is not None
+        # The second step begins behind what the first one gives, and writes all of its rows.
+        needed = sequence.cached + min(drafts + 1, room) + self._stepper((drafts, 1, sequence.eos_ids)).rows
+        # What is granted but not set aside would be cut off behind every step.
+        if table.reserved * BLOCK_SIZE >= needed and table.reserved == len(table.blocks):
             return True
-        for tokens in (needed + _AHEAD, needed):
-            try:
-                self.forward.cache.reserve(table, tokens)
-                return True
-            except CacheFull:
-                continue
-        return False
+        free = cache.free_blocks - max(0, blocks_for(needed) - len(table.blocks))
+        if free < 0:
+            return False
+        cache.reserve(table, needed + min(_AHEAD, room, free * BLOCK_SIZE // _SHARE))
+        return True
 
     def forget(self) -> None:
         """All get up: what was in flight is not wanted any more."""
-        for current in self._rounds.values():
-            while current.stepper.in_flight:
-                current.stepper.collect()
-        self._rounds = {}
+        rounds, self._rounds = self._rounds, {}
+        for current in rounds.values():
+            current.clear()
 
-    def step(self, sequences: list[Sequence]) -> list[Decided]:
-        """One step of these, or what was in flight of them: who took part, what was run, what came of it."""
-        groups: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
-        for sequence in sequences:
-            assert sequence.policy.device_drafts is not None
-            groups.setdefault((sequence.policy.device_drafts, sequence.eos_ids), []).append(sequence)
-        return [self._step(key, group) for key, group in groups.items()]
+    def step(self, most_drafts: dict[Sequence, int]) -> Iterator[Outcome]:
+        """One step of each of these, or what was in flight of it; stepper by stepper, so that what one has given is
+        part of its texts before the next is asked."""
+        groups = self._groups(most_drafts)
+        going_to = {sequence: key for key, group in groups.items() for sequence in group}
+        served: set[Sequence] = set()
+        for key, current in self._rounds.items():
+            if current.launched and _is_left(key, current, going_to):
+                outcome = self._collect(current, set(going_to))
+                served.update(outcome.batch, (sequence for sequence, _ in outcome.failed))
+                yield outcome
+        for key, group in groups.items():
+            if served.isdisjoint(group):  # or they sit down the next time
+                yield self._step(key, group)
 
-    def _step(self, key: tuple[int, frozenset[int]], sequences: list[Sequence]) -> Decided:
-        drafts, ends = key
-        length = self._length(drafts, _fit(len(sequences), _PLACES), ends)
-        chosen = length.choose()
-        stepper = self._stepper(chosen, _fit(len(sequences), _PLACES), ends)
-        current = self._rounds.get(key)
-        stays = current is not None and current.stepper is stepper and _is_as_seated(current.seats, sequences)
-        if current is not None and not stays:
-            while current.stepper.in_flight:
-                decided = self._collect(current, length, sequences)
-                if decided[0]:
-                    return decided
-            current = None
-        if current is None:
-            current = self._rounds[key] = self._seat(stepper, sequences)
-        else:
-            _give_blocks(current)
-        if not stepper.in_flight:
-            stepper.launch()
-        stepper.launch()
-        return self._collect(current, length, sequences)
+    def _groups(self, most_drafts: dict[Sequence, int]) -> dict[_Key, list[Sequence]]:
+        """By the stepper that they are to sit at. Whoever comes to the same number of drafts shares one."""
+        by_most: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
+        for sequence, drafts in most_drafts.items():
+            by_most.setdefault((drafts, sequence.eos_ids), []).append(sequence)
+        by_drafts: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
+        for (drafts, ends), group in by_most.items():
+            length = self._asked[drafts, ends] = self._length(drafts, _places(len(group)), ends)
+            if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
+                length.begin_text()
+            by_drafts.setdefault((length.choose(), ends), []).extend(group)
+        return {(drafts, _places(len(group)), ends): group for (drafts, ends), group in by_drafts.items()}
 
-    def _seat(self, stepper: Stepper, sequences: list[Sequence]) -> _Round:
-        seats: list[_Seat] = []
-        for place, sequence in enumerate(sequences):
-            table = sequence.table
-            assert table is not None
-            stepper.begin(
-                place,
-                cached=sequence.cached,
-                pending=sequence.tokens[-1],
-                room=sequence.room,
-                blocks=table.blocks,
-                params=sequence.params,
-                seed=sequence.seed,
-                choice=sequence.choice,
-            )
-            seats.append(_Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens)))
-        for place in range(len(sequences), stepper.places):
-            stepper.end(place)
-        return _Round(stepper, seats)
+    def _step(self, key: _Key, sequences: list[Sequence]) -> Outcome:
+        if key not in self._rounds:
+            self._rounds[key] = _Round(self._stepper(key))
+        current = self._rounds[key]
+        current.seat(sequences)
+        outcome = Outcome()
+        while outcome.is_empty:  # what was launched for others, or before a cut, gives nothing
+            current.launch()
+            outcome = self._collect(current, set(sequences))
+        return outcome
 
-    def _collect(self, current: _Round, length: ChainLength, sequences: Iterable[Sequence]) -> Decided:
-        """The earliest step in flight, for those who are still there and whose text is as it was."""
-        wanted = set(sequences)
-        batch: list[Sequence] = []
-        blocks: list[Block] = []
-        commits: list[Commit] = []
-        for seat, emitted in zip(current.seats, current.stepper.collect(), strict=False):
-            sequence = seat.sequence
-            if sequence not in wanted or not seat.holds(sequence) or not emitted.tokens:
+    def _collect(self, current: _Round, wanted: set[Sequence]) -> Outcome:
+        outcome, drafts = Outcome(), current.stepper.drafts
+        for seat, emitted in current.collect(wanted):
+            sequence, count = seat.sequence, len(emitted.tokens)
+            assert count, "a text that goes on got nothing"
+            try:
+                commit = _commit(sequence, emitted)
+            except InputError as error:
+                outcome.failed.append((sequence, error))
                 continue
-            length.observe(current.stepper.drafts, len(emitted.tokens))
-            self.forward.cache.append(seat.table, len(emitted.tokens))
-            batch.append(sequence)
-            blocks.append(_block(sequence, current.stepper))
-            commits.append(_commit(sequence, emitted))
-            seat.length += len(emitted.tokens)
-        return batch, blocks, commits
+            self.forward.cache.append(seat.table, count)
+            outcome.batch.append(sequence)
+            outcome.blocks.append(_shape(drafts, seat.has_drafts))
+            outcome.commits.append(commit)
+            if seat.has_drafts and commit.finish_reason is None:
+                assert sequence.policy.device_drafts is not None
+                self._asked[sequence.policy.device_drafts, sequence.eos_ids].observe(drafts, count)
+            seat.length += count
+            seat.has_drafts = drafts > 0
+        return outcome
 
     def _length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
         if (drafts, places) not in self._lengths:
-            options = {0, drafts, *(count for count in _DRAFTS if count < drafts)} if drafts else set()
-            seconds = {count: self._stepper(count, places, ends).seconds for count in options}
-            self._lengths[drafts, places] = ChainLength(seconds or {0: 1.0})
+            options = {count for count in (*_DRAFTS, drafts) if 0 < count <= drafts}
+            keys = [(count, places, ends) for count in options]
+            fitting = [key for key in keys if self._stepper(key).rows * places <= _MOST_ROWS]
+            seconds = {key[0]: self._seconds(key) for key in [(0, places, ends), *fitting]} if fitting else {0: 1.0}
+            self._lengths[drafts, places] = ChainLength(seconds)
         return self._lengths[drafts, places]
 
-    def _stepper(self, drafts: int, places: int, ends: frozenset[int]) -> Stepper:
-        stepper = self.forward.stepper(drafts, places, ends)
+    def _seconds(self, key: _Key) -> float:
+        """Measured when nobody sits there: it runs steps, which write where the places' texts lie."""
+        if key in self._rounds:
+            self._rounds[key].clear()
+        return self._stepper(key).seconds
+
+    def _stepper(self, key: _Key) -> Stepper:
+        stepper = self.forward.stepper(*key)
         assert stepper is not None
         return stepper
 
 
-def _is_as_seated(seats: list[_Seat], sequences: list[Sequence]) -> bool:
-    return len(seats) == len(sequences) and all(
-        seat.holds(sequence) for seat, sequence in zip(seats, sequences, strict=True)
-    )
+def _is_left(key: _Key, current: _Round, going_to: dict[Sequence, _Key]) -> bool:
+    """Whether somebody moves from here to another stepper."""
+    return any(seat is not None and going_to.get(seat.sequence, key) != key for seat in current.seats)
 
 
-def _give_blocks(current: _Round) -> None:
-    for place, seat in enumerate(current.seats):
-        if len(seat.table.blocks) > seat.blocks:
-            seat.blocks = len(seat.table.blocks)
-            current.stepper.give_blocks(place, seat.table.blocks)
-
-
-def _block(sequence: Sequence, stepper: Stepper) -> Block:
-    """What was run, for whoever counts rows and drafts; which tokens were drafted only the device knows."""
-    tree = DraftTree.chain([0] * stepper.drafts, MASKS)
-    anchors = range(-1, stepper.drafts) if stepper.drafts else ()
-    return make_block(sequence.cached, sequence.tokens[-1:], tree, anchors=anchors, masks=stepper.drafts)
+@lru_cache
+def _shape(drafts: int, has_drafts: bool) -> Block:
+    """What was run, for whoever counts rows and drafts: which tokens they held only the device knows. A step that holds
+    no drafts yet has masks off its pending row."""
+    tree = DraftTree.chain([0] * drafts, MASKS) if has_drafts else NO_DRAFT
+    return make_block(0, [0], tree, anchors=range(ROOT, len(tree)) if drafts else (), masks=drafts)
 
 
 def _commit(sequence: Sequence, emitted: Emitted) -> Commit:
@@ -215,5 +323,6 @@ def _commit(sequence: Sequence, emitted: Emitted) -> Commit:
     )
 
 
-def _fit(count: int, sizes: tuple[int, ...]) -> int:
-    return next((size for size in sizes if size >= count), count)
+def _places(count: int) -> int:
+    """A power of two: a step is captured for each."""
+    return 1 << (count - 1).bit_length()

@@ -141,9 +141,9 @@ class KVCache:
         table.granted = max(table.granted, blocks_for(tokens))
 
     def reserve(self, table: Table, tokens: int) -> None:
-        """Set blocks aside for so many tokens in all, until they are taken back."""
+        """Set blocks aside for so many tokens in all, and whatever the table has now, until they are taken back."""
         self._grow(table, blocks_for(tokens))
-        table.reserved = max(table.reserved, blocks_for(tokens))
+        table.reserved = len(table.blocks)
 
     def give_back(self, table: Table) -> int:
         """Take back what was set aside for a table and is not used; how many blocks that were."""

@@ -18,7 +18,7 @@ from stridelm.contracts import GREEDY, Emitted
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.decide import gathered, settled
 from stridelm.model.gpu.growth import Growth
-from stridelm.model.gpu.layers import Layers, Scores, power
+from stridelm.model.gpu.layers import Layers, Read, Scores, power
 from stridelm.model.gpu.layout import spans_for, template_layout
 from stridelm.model.gpu.memory import PAGE
 from stridelm.model.gpu.sample import Drawing
@@ -63,7 +63,6 @@ class GpuStepper:
         self._launched = self._collected = 0
         self._lengths = [0] * places
         """Of the texts in the cache, once all steps are collected that are."""
-        self._spans = spans_for(0)
         self._seconds: float | None = None
 
     @property
@@ -91,6 +90,12 @@ class GpuStepper:
                 times.append(time.perf_counter() - started)
             self._seconds = statistics.median(times)
         return self._seconds
+
+    @property
+    def _spans(self) -> int:
+        """That the texts have room in, once the next step has run."""
+        longest = max(self._lengths) + self.in_flight * self.draws
+        return spans_for(longest + self.draws + self.template.masks)
 
     @torch.inference_mode()
     def begin(
@@ -128,8 +133,6 @@ class GpuStepper:
     @torch.inference_mode()
     def launch(self) -> None:
         assert self.in_flight < _IN_FLIGHT
-        longest = max(self._lengths) + self.in_flight * self.draws
-        self._spans = spans_for(longest + self.draws + self.template.masks)
         self._graphed((self.drawing.kind, self._spans))
         slot = self._launched % _IN_FLIGHT
         self._host[slot].copy_(self.results, non_blocking=True)
@@ -157,15 +160,18 @@ class GpuStepper:
 
     def _step(self) -> torch.Tensor:
         """One of several graphs, by what the places' draws need and how long their texts are."""
-        template, layout = self.template, self.layout
-        read = self.layers(layout, real=self.places * template.nodes, spans=self._spans, has_trees=template.masks > 0)
-        scores = self.layers.score(self.layers.normed(read.residual_MC, layout.wanted_W))
+        scores = self.layers.score(self.layers.normed(self.read_rows().residual_MC, self.layout.wanted_W))
         self._settle(scores)
-        if not template.is_chain:
+        if not self.template.is_chain:
             self._gather()
         if self.growth is not None:
-            self.growth(scores, layout, self.drawing, self.ends_at_B)
+            self.growth(scores, self.layout, self.drawing, self.ends_at_B)
         return self.results
+
+    def read_rows(self) -> Read:
+        """The rows of all places, through all layers."""
+        nodes, masks = self.template.nodes, self.template.masks
+        return self.layers(self.layout, real=self.places * nodes, spans=self._spans, has_trees=masks > 0)
 
     def _settle(self, scores: Scores) -> None:
         template, tiles = self.template, scores.best_WT.shape[1]

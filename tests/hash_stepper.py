@@ -1,0 +1,215 @@
+"""A device that is a hash: keeps `contracts.Stepper` over the memory of a HashForward, as a GPU would.
+
+What a step reads and writes lies in the cache's memory, by the blocks that it was given: lost or overwritten ones show
+as wrong tokens. It does so when it is launched; the results wait until they are collected.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from hashing_model import CONTEXT, VOCABULARY, HashForward, TokenMemory, answer, contributions, logits_of
+from stridelm.contracts import GREEDY, Emitted
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
+from stridelm.params import SamplingParams
+from stridelm.sampling import draw
+from stridelm.types import Sequence
+
+_MASK = -2
+"""What a mask row, or one without a draft, leaves in the memory: nobody may read it."""
+_NO_DRAFT = -1
+
+
+@dataclass
+class Device:
+    """How the steppers of a forward behave, and what they have done."""
+
+    right: float = 0.7
+    """How often a draft is right, if all before it are."""
+    row_seconds: float = 0.01
+    """Of a step, per draft and place, beside a second for the step itself."""
+    launches: int = 0
+    begins: int = 0
+    spoilt: set[int] = field(default_factory=set)
+    """Texts that begin with one of these tokens have logits that are not finite."""
+    fails: bool = False
+
+
+class SteppingForward(HashForward):
+    """A HashForward whose steps the device can run by itself."""
+
+    def __init__(self, blocks: int, device: Device | None = None) -> None:
+        super().__init__(blocks)
+        # Behind the blocks of the cache lies one for the rows of nobody.
+        self.memory = TokenMemory((blocks + 1) * BLOCK_SIZE)
+        self.cache = KVCache(blocks * BLOCK_SIZE, self.memory)
+        self.device = device or Device()
+        self.steppers: dict[tuple[int, int, frozenset[int]], HashStepper] = {}
+
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> "HashStepper":  # type: ignore[override]
+        key = (drafts, places, ends)
+        if key not in self.steppers:
+            self.steppers[key] = HashStepper(self, *key)
+        return self.steppers[key]
+
+    @property
+    def in_flight(self) -> int:
+        return sum(stepper.in_flight for stepper in self.steppers.values())
+
+
+@dataclass
+class _Place:
+    """What the device knows of a text."""
+
+    start: int = 0
+    ids: list[int] = field(default_factory=list)
+    """The pending token and the drafts."""
+    room: int = 0
+    blocks: list[int] = field(default_factory=list)
+    """None: nobody is here."""
+    params: SamplingParams = GREEDY
+    seed: int = 0
+    choice: int = 0
+
+    def draw(self, seen: list[int]) -> int:
+        logits_V = _logits_after(seen)
+        return draw(logits_V, self.params, seen, len(seen), seed=self.seed, choice=self.choice)
+
+
+class HashStepper:
+    def __init__(self, forward: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> None:
+        self.drafts, self.places, self.ends = drafts, places, ends
+        self.rows = (drafts + 1) ** 2
+        self.cache, self.tokens, self.device = forward.cache, forward.memory.tokens, forward.device
+        self._texts = [_Place() for _ in range(places)]
+        self._results: deque[list[Emitted]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._results)
+
+    @property
+    def seconds(self) -> float:
+        assert not self.in_flight and not any(text.blocks for text in self._texts), "measured while somebody is there"
+        return 1 + self.device.row_seconds * self.drafts * self.places
+
+    def begin(
+        self,
+        place: int,
+        *,
+        cached: int,
+        pending: int,
+        room: int,
+        blocks: Items[int],
+        params: SamplingParams = GREEDY,
+        seed: int = 0,
+        choice: int = 0,
+    ) -> None:
+        assert room > 0 and pending >= 0
+        self.device.begins += 1
+        ids = [pending, *[_NO_DRAFT] * self.drafts]
+        self._texts[place] = _Place(cached, ids, room, list(blocks), params, seed, choice)
+
+    def give_blocks(self, place: int, blocks: Items[int]) -> None:
+        self._texts[place].blocks = list(blocks)
+
+    def end(self, place: int) -> None:
+        self._texts[place] = _Place()
+
+    def launch(self) -> None:
+        assert self.in_flight < 2
+        if self.device.fails:
+            raise RuntimeError("the device is out of memory")
+        self.device.launches += 1
+        # All write, then all read: a step that wrote into another's blocks would be seen.
+        for text in self._texts:
+            self._write(text)
+        self._results.append([self._read(text) for text in self._texts])
+
+    def collect(self) -> list[Emitted]:
+        return self._results.popleft()
+
+    def _write(self, text: _Place) -> None:
+        if not text.blocks:
+            self.tokens[-BLOCK_SIZE:] = _MASK
+            return
+        places = np.arange(text.start, text.start + self.rows)
+        written = text.blocks[text.start // BLOCK_SIZE : blocks_for(text.start + self.rows)]
+        assert len(text.blocks) >= blocks_for(text.start + self.rows), "rows lie behind the text's blocks"
+        held = blocks_for(text.start + self.rows)
+        owners = [table for table in self.cache.tables if table.blocks[:held] == text.blocks[:held]]
+        assert len(owners) == 1 and owners[0].length <= text.start, "the blocks are not the text's"
+        assert (self.cache.references[written] == 1).all(), "a step writes into a shared block"
+        self.tokens[self._slots(text, places)] = [
+            *(token if token >= 0 else _MASK for token in text.ids),
+            *[_MASK] * (self.rows - len(text.ids)),
+        ]
+
+    def _read(self, text: _Place) -> Emitted:
+        """Walk the chain, and leave the place as the next step finds it."""
+        emitted: list[int] = []
+        confidence: list[float] = []
+        while text.room and text.blocks:
+            seen = self.tokens[self._slots(text, np.arange(text.start + len(emitted) + 1))].tolist()
+            logits_V, token = _logits_after(seen), text.draw(seen)
+            emitted.append(token)
+            confidence.append(float(1 / np.exp(logits_V - logits_V[token]).sum()))
+            is_end = token in self.ends or len(emitted) == text.room
+            if is_end or text.ids[len(emitted) : len(emitted) + 1] != [token]:
+                break
+        if emitted and self.tokens[text.blocks[0] * BLOCK_SIZE] in self.device.spoilt:
+            confidence[-1] = math.nan
+        if not emitted or emitted[-1] in self.ends or len(emitted) == text.room:
+            text.room = 0  # it stays where it is, and its rows are run on
+        else:
+            text.start += len(emitted)
+            text.room -= len(emitted)
+            text.ids = [emitted[-1], *self._draft(text, emitted[-1])]
+        return Emitted(tuple(emitted), tuple(confidence))
+
+    def _draft(self, text: _Place, pending: int) -> list[int]:
+        """What will follow, or something else."""
+        seen = [*self.tokens[self._slots(text, np.arange(text.start))].tolist(), pending]
+        dice = Random(repr(seen))  # whatever the others do
+        drafts: list[int] = []
+        for _ in range(self.drafts):
+            if len(seen) >= CONTEXT or dice.random() > self.device.right:
+                drafts.append(dice.randrange(VOCABULARY))
+            else:
+                drafts.append(text.draw(seen))
+            seen.append(drafts[-1])
+        return drafts
+
+    @staticmethod
+    def _slots(text: _Place, places: np.ndarray) -> np.ndarray:
+        return np.asarray(text.blocks)[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+
+
+def _logits_after(seen: list[int]) -> np.ndarray:
+    assert min(seen) >= 0, "a row saw what is no token"
+    return logits_of(np.array([contributions(seen, range(len(seen))).sum(dtype=np.uint64)]))[0]
+
+
+class Drafting(Autoregressive):
+    """A policy whose steps a device may run with drafts. The host runs them without."""
+
+    def __init__(self, drafts: int = 4, spare_rows: int = 0) -> None:
+        self.device_drafts: int | None = drafts
+        self.spare_rows = spare_rows
+
+
+def expected(sequence: Sequence) -> list[int]:
+    """The sequence's answer, by a model without a cache: up to what ends it."""
+    prompt = sequence.tokens[: sequence.prompt_length]
+    written: list[int] = []
+    for token in answer(prompt, sequence.params, sequence.seed, sequence.choice):
+        written.append(token)
+        text = " ".join(chr(ord("a") + each) for each in written)
+        if token in sequence.eos_ids or any(stop in text for stop in sequence.params.stop):
+            break
+    return written
