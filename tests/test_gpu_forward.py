@@ -24,13 +24,16 @@ TREE = DraftTree.of([5, 6, 7, 8, 9], [ROOT, 0, 0, ROOT, 3], "x")
 PROMPT = list(range(1, 24))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_says_what_torch_says(family: str, tiny_folder: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("family", "merges"), [*((family, True) for family in FAMILIES), ("qwen2", False)], ids=lambda each: str(each)
+)
+def test_it_says_what_torch_says(family: str, merges: bool, tiny_folder: Callable[..., Path]) -> None:
     """A prompt, a plain step, trees with masks off several nodes, and two texts at once, over a cache that keeps what
-    the steps before have left."""
+    the steps before have left. The adapter is merged into weights for mask rows, or runs beside them."""
     folder = tiny_folder(family)
     adapter = random_adapter(load_tiny(folder))
-    _, ours = load_gpu(folder, adapter)
+    _, ours = load_gpu(folder, adapter, merges=merges)
+    assert ours.weights.is_merged == merges
     network = load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True).network
     torchs = TorchForward(network, 1024, attach(network, adapter))
     tables = [[forward.cache.open() for _ in range(2)] for forward in (ours, torchs)]
@@ -52,10 +55,11 @@ def test_it_says_what_torch_says(family: str, tiny_folder: Callable[..., Path]) 
             forward.cache.check_integrity()
 
 
-def test_a_rows_bits_do_not_depend_on_its_block(tiny_folder: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("merges", [True, False], ids=["merged", "low-rank"])
+def test_a_rows_bits_do_not_depend_on_its_block(merges: bool, tiny_folder: Callable[..., Path]) -> None:
     """A path of a tree, alone and among other branches and masks, and the same tokens one by one: not almost equal."""
     folder = tiny_folder("mistral")
-    _, forward = load_gpu(folder, random_adapter(load_tiny(folder)))
+    _, forward = load_gpu(folder, random_adapter(load_tiny(folder)), merges=merges)
 
     def after_prompt(*blocks: Block) -> list[torch.Tensor]:
         table = forward.cache.open()

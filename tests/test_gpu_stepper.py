@@ -152,7 +152,7 @@ def expected(folder: Path, text: Text, ends: frozenset[int] = frozenset()) -> li
 @pytest.mark.parametrize(
     ("template", "settings"),
     [
-        pytest.param(PLAIN, [replace(params, max_tokens=4) for params in SETTINGS], id="plain"),
+        pytest.param(PLAIN, [replace(params, max_tokens=4) for params in SETTINGS], id="plain", marks=pytest.mark.slow),
         pytest.param(CHAIN, [replace(params, max_tokens=3) for params in (GREEDY, SAMPLED, FILTERED)], id="chain"),
         pytest.param(LARGE, [GREEDY, SAMPLED, FILTERED], id="tree", marks=pytest.mark.slow),
     ],
@@ -186,7 +186,7 @@ def paths_of(template: Template) -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("template", "settings"),
     [
-        pytest.param(CHAIN, [SAMPLED, FILTERED], id="chain"),
+        pytest.param(CHAIN, [SAMPLED, FILTERED], id="chain", marks=pytest.mark.slow),
         pytest.param(TREE, [SAMPLED, GREEDY], id="tree"),
         pytest.param(
             LARGE, [replace(params, max_tokens=24) for params in SETTINGS[:4]], id="large", marks=pytest.mark.slow
@@ -273,6 +273,7 @@ def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.M
         forward.cache.free(table)
 
 
+@pytest.mark.slow
 def test_greedy_drafts_are_the_hosts_likeliest_by_rank(forward: GpuForward) -> None:
     texts = texts_of(GREEDY, GREEDY)
     stepper = make_stepper(forward, TREE, len(texts), frozenset())
@@ -287,6 +288,7 @@ def test_greedy_drafts_are_the_hosts_likeliest_by_rank(forward: GpuForward) -> N
         forward.cache.free(table)
 
 
+@pytest.mark.slow
 def test_only_places_that_sample_make_steps_dearer(forward: GpuForward, folder: Path) -> None:
     """Who comes and goes decides which graph a step is; a place's settings do not stay behind."""
     texts = texts_of(GREEDY, SAMPLED, FILTERED)

@@ -20,8 +20,8 @@ from stridelm.model.gpu.ahead import await_inputs, let_next_begin
 
 @triton.jit
 def settled(
-    ids, parents, logits, best, best_tokens, exponentials, noisy, noisy_tokens, starts, rooms, ends, ends_at, kept,
-    results, counts,
+    ids, parents, logits, best, best_tokens, exponentials, noisy, noisy_tokens, starts, begins, rooms, ends,
+    ends_at, kept, results, counts,
     NODES: tl.constexpr, NODE_TILE: tl.constexpr, DRAWS: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, TILE_TILE: tl.constexpr, ENDS: tl.constexpr, SAMPLES: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -68,6 +68,7 @@ def settled(
             goes_on = (room > 0) & (child >= 0)
             node = tl.where(child >= 0, child, node)
     tl.store(counts + place, count)
+    tl.store(begins + place, tl.load(starts + place))
     tl.store(own, count)
     if count > 0:
         # An answer that has ended stays where it is: its rows are run on until the host takes notice.
@@ -81,7 +82,7 @@ def settled(
 
 @triton.jit
 def gathered(
-    memory, kept, counts, starts, rooms, tables, stride,
+    memory, kept, counts, begins, tables, stride,
     DRAWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -89,10 +90,7 @@ def gathered(
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     part, place = tl.program_id(0), tl.program_id(1)
-    count = tl.load(counts + place)
-    if tl.load(rooms + place) == 0:
-        count = count * 0
-    start = tl.load(starts + place) - count
+    count, start = tl.load(counts + place), tl.load(begins + place)
     at = tl.arange(0, TILE)
     own = memory + part.to(tl.int64) * stride
     for draw in range(1, DRAWS):

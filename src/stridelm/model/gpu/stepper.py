@@ -51,7 +51,7 @@ class GpuStepper:
         self.drawing = Drawing(places, self.device)
         self.rooms_B = torch.zeros(places, **integers)
         self.ends_E = torch.tensor(_filled(sorted(ends)), **integers)
-        self.ends_at_B, self.counts_B = (torch.zeros(places, **integers) for _ in range(2))
+        self.begins_B, self.ends_at_B, self.counts_B = (torch.zeros(places, **integers) for _ in range(3))
         self.kept_BD = torch.zeros(places, self.draws, **integers)
         self.parents_N = torch.tensor(template.parents, **integers)
         self.results = torch.zeros(places, 1 + 2 * self.draws, **integers)
@@ -179,7 +179,7 @@ class GpuStepper:
         settled[(self.places,)](
             self.layout.ids_M, self.parents_N, scores.logits_WV, scores.best_WT, scores.best_tokens_WT,
             scores.exponentials_WT, noisy and noisy.best_RT, noisy and noisy.tokens_RT, self.layout.starts_B,
-            self.rooms_B, self.ends_E, self.ends_at_B, self.kept_BD, self.results, self.counts_B,
+            self.begins_B, self.rooms_B, self.ends_E, self.ends_at_B, self.kept_BD, self.results, self.counts_B,
             NODES=template.nodes, NODE_TILE=power(template.nodes), DRAWS=self.draws, V=scores.logits_WV.shape[1],
             TILES=tiles, TILE_TILE=power(tiles), ENDS=len(self.ends_E), SAMPLES=noisy is not None,
             **self.layers.launch,
@@ -189,8 +189,7 @@ class GpuStepper:
         memory = self.layers.memory.layers_L2SGD
         size = memory.shape[3] * memory.shape[4]
         gathered[(memory.shape[0] * 2, self.places)](
-            memory, self.kept_BD, self.counts_B, self.layout.starts_B, self.rooms_B, self.layout.tables_BP,
-            memory.stride(1),
+            memory, self.kept_BD, self.counts_B, self.begins_B, self.layout.tables_BP, memory.stride(1),
             DRAWS=self.draws, SIZE=size, TILE=power(size), PAGES=self.layout.tables_BP.shape[1], PAGE=PAGE,
             **self.layers.launch,
         )  # fmt: skip
