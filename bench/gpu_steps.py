@@ -47,7 +47,7 @@ def forward_call(forward: GpuForward, rows: int, context: int, *, masks: bool) -
     table = forward.cache.open(context + rows)
     table.length = context  # nothing was read: for timing, any keys will do
     forward(laid_out, [table])
-    shape = Shape.of(laid_out, has_trees(laid_out))
+    shape = Shape.of(laid_out, has_trees(laid_out), forward.run_layers.run)
 
     @torch.inference_mode()
     def call() -> object:

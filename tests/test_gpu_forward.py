@@ -13,7 +13,8 @@ from interpreted import DEVICE, FAMILIES, load_gpu
 from stridelm.layout import lay_out, lineage, make_block
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import attach
-from stridelm.model.gpu.layout import chain_of, runs_of
+from stridelm.model.gpu import layers
+from stridelm.model.gpu.layout import chain_of, runs_of, spans_for
 from stridelm.model.gpu.weights import is_supported
 from stridelm.model.load import load_checkpoint
 from stridelm.settings import LoadSettings
@@ -88,6 +89,35 @@ def test_layers_inputs_are_those_of_torch(tiny_folder: Callable[..., Path]) -> N
     assert sorted(mine.layers_qC) == [0, 1, 2]
     for layer, read_qC in others.layers_qC.items():
         assert torch.allclose(mine.layers_qC[layer], read_qC, atol=1e-4)
+
+
+def test_long_steps_attend_in_parts(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose ends cut through runs of rows that attend together."""
+    folder = tiny_folder("llama")
+    _, forward = load_gpu(folder)
+    rows = lay_out([make_block(0, PROMPT[:5], reads_all=True), make_block(0, PROMPT[:16], reads_all=True)])
+    whole = forward(rows, [forward.cache.open(), forward.cache.open()])
+    floats = 8 * forward.weights.query_heads * forward.weights.head_size * spans_for(16)
+    monkeypatch.setattr(layers, "SPAN_FLOATS", floats)
+    in_parts = forward(rows, [forward.cache.open(), forward.cache.open()])
+    for one, other in zip(whole, in_parts, strict=True):
+        assert torch.equal(one.logits_WV, other.logits_WV)
+
+
+def test_who_asks_for_hidden_states_leaves_nothing_behind(tiny_folder: Callable[..., Path]) -> None:
+    """A graph's output is read from where it lies, not from where a step that was not captured put its own."""
+    _, forward = load_gpu(tiny_folder("llama"))
+
+    def say(tokens: list[int], which: tuple[int, ...] = ()) -> torch.Tensor:
+        table = forward.cache.open()
+        (output,) = forward(lay_out([make_block(0, tokens, layers=which)]), [table])
+        forward.cache.free(table)
+        return output.logits_WV
+
+    say([1, 2, 3])
+    ((shape, captured),) = forward._scores.items()
+    say([3, 2, 1], (1,))
+    assert forward._scores[shape] is captured
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss"])

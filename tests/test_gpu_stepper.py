@@ -237,6 +237,22 @@ def test_texts_end_within_an_accepted_path(forward: GpuForward, folder: Path) ->
         forward.cache.free(table)
 
 
+def test_what_an_ended_text_keeps_is_not_written_over(forward: GpuForward, folder: Path) -> None:
+    """Its rows are run on until the host takes notice, and the cache may hand its blocks to others as a prefix."""
+    (text,) = texts = texts_of(SamplingParams(3))
+    right = expected(folder, text)
+    stepper = make_stepper(forward, CHAIN, 1, frozenset())
+    (table,) = seat(forward, stepper, texts)
+    plant(stepper, 0, [1, 2], right)
+    stepper.launch()
+    kept = forward.cache.slots(table, 0, len(text.prompt) + 2)
+    before = forward.memory.layers_L2SGD[:, :, kept].clone()
+    stepper.launch()
+    assert [len(each.tokens) for each in (*stepper.collect(), *stepper.collect())] == [3, 0]
+    assert torch.equal(forward.memory.layers_L2SGD[:, :, kept], before)
+    forward.cache.free(table)
+
+
 def drafts_of_host(forward: GpuForward, text: Text, branches: int, depth: int) -> list[int]:
     """What the host drafts from the masks of the row that gave the text's last token."""
     table = forward.cache.open()

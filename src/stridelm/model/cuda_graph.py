@@ -3,6 +3,7 @@ by one takes longer than running them. On a CPU it is just the function."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +25,10 @@ class Graphed:
         device: torch.device,
         *,
         captures: bool = True,
+        pool: Any = None,
     ) -> None:
-        """`network` is what the function runs; `captures`: whether it may be captured at all."""
+        """`network` is what the function runs; `captures`: whether it may be captured at all; `pool`: of memory that
+        it shares with others which never run at the same time."""
         self.function = function
         # Experts take rows by what these say: shapes that a graph cannot hold.
         has_experts = any(weight.dim() == 3 for weight in network.parameters())
@@ -34,7 +37,7 @@ class Graphed:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, tuple[torch.Tensor, ...], torch.Tensor]] = {}
         if self.captures:
             self._stream = torch.cuda.Stream(device)
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = pool or torch.cuda.graph_pool_handle()
 
     def __call__(self, key: Hashable, *tensors: torch.Tensor) -> torch.Tensor:
         if not self.captures:

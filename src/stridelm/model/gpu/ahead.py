@@ -29,11 +29,11 @@ def await_inputs(AHEAD: tl.constexpr):
 
 
 @triton.jit
-def fetch_rows(weight, first, COUNT: tl.constexpr, C: tl.constexpr, AHEAD: tl.constexpr):
-    """Bring the beginnings of so many rows of a matrix with C columns into the L2 cache."""
+def fetch_rows(weight, first, COUNT: tl.constexpr, N: tl.constexpr, C: tl.constexpr, AHEAD: tl.constexpr):
+    """Bring the beginnings of so many rows of an N x C matrix into the L2 cache; COUNT is a power of two."""
     if AHEAD:
         PER_LINE: tl.constexpr = _LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
-        row_N = first + tl.arange(0, COUNT)
+        row_N = tl.minimum(first + tl.arange(0, COUNT), N - 1)
         at_L = tl.minimum(tl.arange(0, _MOST) * PER_LINE, C - 1)
         address_NL = (weight + row_N.to(tl.int64)[:, None] * C + at_L[None, :]).to(tl.int64)
         tl.inline_asm_elementwise(

@@ -23,15 +23,15 @@ import triton.language as tl
 from stridelm.model.gpu.ahead import await_inputs, let_next_begin
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin_row", "end_row"])
 def attended_spans(
     query, keys, values, runs, starts, chains, tails, tables, sums, bests, totals, scale, begin_row, end_row,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr,
     SPAN: tl.constexpr, SPANS: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, TAIL: tl.constexpr,
     WINDOW: tl.constexpr, TREE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Of the runs
-    those that begin between two rows take part."""
+    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Only what
+    lies between two rows is noted."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     run, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -44,7 +44,7 @@ def attended_spans(
     first = start + depth
     end = first + count
     begin = span * SPAN
-    if (count == 0) | (begin >= end) | (first_row < begin_row) | (first_row >= end_row):
+    if (count == 0) | (begin >= end) | (first_row + count <= begin_row) | (first_row >= end_row):
         return
     if WINDOW > 0:
         if begin + SPAN <= first - WINDOW + 1:
@@ -81,13 +81,17 @@ def attended_spans(
     floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
     weight_MT = tl.exp(score_MT - floor_M[:, None])
     sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
-    to_M = ((first_row - begin_row + row_M) * H + head * SHARE + at_M % SHARE) * SPANS + span
-    tl.store(sums + to_M.to(tl.int64)[:, None] * D + at_D[None, :], sum_MD, mask=held_MD)
-    tl.store(bests + to_M, best_M, mask=held_M)
-    tl.store(totals + to_M, tl.sum(weight_MT, axis=1), mask=held_M)
+    number_M = first_row + row_M
+    is_noted_M = held_M & (number_M >= begin_row) & (number_M < end_row)
+    to_M = ((number_M - begin_row) * H + head * SHARE + at_M % SHARE) * SPANS + span
+    tl.store(
+        sums + to_M.to(tl.int64)[:, None] * D + at_D[None, :], sum_MD, mask=is_noted_M[:, None] & (at_D < D)[None, :]
+    )
+    tl.store(bests + to_M, best_M, mask=is_noted_M)
+    tl.store(totals + to_M, tl.sum(weight_MT, axis=1), mask=is_noted_M)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["begin_row"])
 def joined(
     sums, bests, totals, blocks, depths, starts, output, begin_row,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BX: tl.constexpr, SPAN: tl.constexpr,

@@ -57,6 +57,7 @@ def settled(
                 sure *= tl.exp(tl.load(logits + row.to(tl.int64) * V + token) - top)
             else:
                 token = tl.load(best_tokens + row * TILES + tile)
+            token = tl.minimum(token, V - 1)  # what is not finite has no best
             tl.store(own + 1 + draw, token)
             tl.store(own + 1 + DRAWS + draw, sure.to(tl.int32, bitcast=True))
             tl.store(kept + place * DRAWS + draw, node)
@@ -71,13 +72,10 @@ def settled(
     tl.store(begins + place, tl.load(starts + place))
     tl.store(own, count)
     if count > 0:
-        # An answer that has ended stays where it is: its rows are run on until the host takes notice.
-        if room > 0:
-            tl.store(starts + place, tl.load(starts + place) + count)
-            tl.store(ids + place * NODES, token)
-            tl.store(rooms + place, room - count)
-        else:
-            tl.store(rooms + place, 0)
+        # Also of an answer that has ended: its rows are run on until the host takes notice, behind what it keeps.
+        tl.store(starts + place, tl.load(starts + place) + count)
+        tl.store(ids + place * NODES, token)
+        tl.store(rooms + place, tl.where(room > 0, room - count, 0))
 
 
 @triton.jit

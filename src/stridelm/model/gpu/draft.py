@@ -21,7 +21,7 @@ from stridelm.model.gpu.ahead import await_inputs, let_next_begin
 from stridelm.model.gpu.sample import gumbel, key_at, top_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["real"])
 def candidates(
     logits, best, noisy, hidden, ids, ends_at, starts, inverses, keys, tokens, scores, outputs, real,
     NODES: tl.constexpr, K: tl.constexpr, N: tl.constexpr, V: tl.constexpr, TILES: tl.constexpr,
@@ -71,7 +71,7 @@ def candidates(
     tl.store(outputs + (place * K + depth) * C + at_C, value, mask=at_C < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"])
 def grown(
     tokens, scores, moves, before, read, carry, inverses, sources, ranks, nodes, state, new_state, ids, depth,
     NODES: tl.constexpr, X: tl.constexpr, X_BEFORE: tl.constexpr, RANKS: tl.constexpr, K: tl.constexpr,

@@ -34,6 +34,8 @@ class GpuForward:
         self.cache = KVCache(cache_tokens, self.memory)
         self.run_layers = Layers(weights, self.memory)
         self.pages = min(blocks_for(self.longest + _SPARE_ROWS), self.cache.block_count)
+        # One at a time runs: the graphs share the memory of what is theirs alone.
+        self._pool = torch.cuda.graph_pool_handle() if weights.device.type == "cuda" else None
         self._buffers: dict[Shape, LayoutBuffer] = {}
         self._graphs: dict[Shape, Graphed] = {}
         self._scores: dict[Shape, Scores] = {}
@@ -41,7 +43,7 @@ class GpuForward:
 
     @torch.inference_mode()
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        shape = Shape.of(rows, has_trees(rows))
+        shape = Shape.of(rows, has_trees(rows), self.run_layers.run)
         for segment, table in zip(rows.segments, tables, strict=True):
             self.cache.append(table, segment.stop - segment.start)
         buffer = self._buffers.get(shape)
@@ -52,11 +54,12 @@ class GpuForward:
         buffer.send()
         inputs: dict[int, torch.Tensor] = {}
         if rows.layers:
+            scores, read = self._run(shape, rows.layers)
             places_Q = torch.from_numpy(places_of(rows, shape)).to(self.weights.device)
-            inputs = {layer: read_MC[places_Q] for layer, read_MC in self._run(shape, rows.layers).items()}
+            inputs = {layer: read_MC[places_Q] for layer, read_MC in read.items()}
         else:
             self._graph(shape)(shape)
-        scores = self._scores[shape]
+            scores = self._scores[shape]
         return [
             Output(
                 scores.logits_WV[scored].clone(),
@@ -70,17 +73,16 @@ class GpuForward:
         if shape not in self._graphs:
 
             def run() -> torch.Tensor:
-                self._run(shape)
+                self._scores[shape], _ = self._run(shape)
                 return self._scores[shape].logits_WV
 
-            self._graphs[shape] = Graphed(run, self.network, self.weights.device)
+            self._graphs[shape] = Graphed(run, self.network, self.weights.device, pool=self._pool)
         return self._graphs[shape]
 
-    def _run(self, shape: Shape, layers: tuple[int, ...] = ()) -> dict[int, torch.Tensor]:
+    def _run(self, shape: Shape, layers: tuple[int, ...] = ()) -> tuple[Scores, dict[int, torch.Tensor]]:
         layout = self._buffers[shape].device
         read = self.run_layers(layout, real=shape.real, spans=shape.spans, has_trees=shape.has_trees, layers=layers)
-        self._scores[shape] = self.run_layers.score(self.run_layers.normed(read.residual_MC, layout.wanted_W))
-        return read.inputs
+        return self.run_layers.score(self.run_layers.normed(read.residual_MC, layout.wanted_W)), read.inputs
 
     @property
     def width(self) -> int:
@@ -116,7 +118,7 @@ class GpuForward:
         key = (drafts, places, ends)
         if key not in self._steppers:
             self._steppers[key] = GpuStepper(
-                self.network, self.run_layers, Template.chain(drafts), places, self.pages, ends
+                self.network, self.run_layers, Template.chain(drafts), places, self.pages, ends, self._pool
             )
         return self._steppers[key]
 

@@ -23,11 +23,13 @@ ATTENDING = 32
 """Rows times query heads of a key head that attend together."""
 SPAN = 128
 """Positions that attention sums over at once; fixed, too."""
-_SPAN_FLOATS = 1 << 26
+SPAN_FLOATS = 1 << 26
 """What spans leave behind until they are joined: longer steps attend in parts."""
 TAIL = 64
 """Ancestors that a row may have among the drafts and masks of its block."""
 VOCABULARY_TILE = 128
+_OTHER_SHARED = 16 << 10
+"""Bytes of shared memory that sums over tiles may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,16 @@ class Layout:
     """Place in the cache, counted alike."""
     masks_M: torch.Tensor
     """How many masks are among a row's ancestors, itself included: 0 for a real row."""
-    runs_M4: torch.Tensor
+    runs_R4: torch.Tensor
     """Of each run (rows of which each is the child of the one before): its first row, how many there are, their block
     and the first one's depth. No rows: no such run."""
-    tails_MT: torch.Tensor
+    tails_RT: torch.Tensor
     """Per run, the places of its rows' ancestors beyond the pending ones, itself included, counted from the start."""
     wanted_W: torch.Tensor
     """Rows whose logits are wanted; -1 for none."""
     starts_B: torch.Tensor
     chains_B: torch.Tensor
-    """Pending rows."""
+    """The first so many rows are ancestors of all that lie beyond them, one behind the other."""
     tables_BP: torch.Tensor
     """Pages of the cache."""
 
@@ -80,12 +82,8 @@ class Layers:
         self.tiles = triton.cdiv(weights.width, self.sum_tile)
         """In which the residual is summed."""
         self.half = max(16, power(weights.head_size // 2))
-        ahead = weights.device.type == "cuda" and torch.cuda.get_device_capability(weights.device) >= (9, 0)
-        self.launch = {"AHEAD": True, "launch_pdl": True} if ahead else {"AHEAD": False}
-        # Loads in flight: a kernel is over before a few of them are, so what counts is how early they begin.
-        deep = weights.dtype == torch.bfloat16
-        self.deep = {**self.launch, "num_stages": 5 if deep else 2}
-        self.wide = {**self.launch, "num_stages": 4 if deep else 2}
+        self.launch = _launch(weights.device)
+        self._shared = _shared_memory(weights.device)
         share = weights.query_heads // weights.key_heads
         self.run = max(1, ATTENDING // share)
         """Rows of a chain that attend together."""
@@ -146,14 +144,24 @@ class Layers:
         scored[(triton.cdiv(count, ROWS), tiles)](
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
-            BIASED=weights.head_bias_V is not None, **self.wide,
+            BIASED=weights.head_bias_V is not None, **self.launch,
+            **self._loads(VOCABULARY_TILE, self.block_k, 4),
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
+    def _loads(self, columns: int, block: int, most: int) -> dict[str, int]:
+        """So many loads in flight as fit: a kernel is over before a few of them are, so what counts is how early they
+        begin. `columns`: of the weights, beside the rows; `block`: inputs at once."""
+        each = (ROWS + columns) * block * self.weights.dtype.itemsize
+        return {"num_stages": max(1, min(most, self._shared // each))}
+
+    def _low(self, state: "_State") -> int:
+        """Columns that a low-rank part adds to a product."""
+        return self.weights.rank if state.has_masks and not self.weights.is_merged else 0
+
     def _masks(self, state: "_State") -> dict[str, bool]:
         """How a product treats mask rows."""
-        is_merged = self.weights.is_merged
-        return {"MERGED": is_merged and state.has_masks, "LOW": state.has_masks and not is_merged}
+        return {"MERGED": self.weights.is_merged and state.has_masks, "LOW": self._low(state) > 0}
 
     def _turn_heads(self, index: int, layer: Layer, layout: Layout, state: "_State", query_MX: torch.Tensor) -> None:
         weights, rows, product = self.weights, len(state.x_MC), layer.heads
@@ -167,7 +175,8 @@ class Layers:
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, R=weights.rank,
             PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
             BT=power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
-            HEAD_NORMED=layer.head_norms_2D is not None, **self.deep,
+            HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
+            **self._loads(2 * self.half + self._low(state), self.block_k, 5),
         )  # fmt: skip
 
     def _attend(
@@ -177,20 +186,19 @@ class Layers:
         weights, rows = self.weights, len(query_MX)
         heads, key_heads, size = weights.query_heads, weights.key_heads, weights.head_size
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        part = min(rows, _SPAN_FLOATS // (heads * spans * size))
-        # A run that begins in a part may reach beyond it.
-        sums = torch.empty((part + self.run) * heads * spans, size, dtype=torch.float32, device=weights.device)
+        part = max(1, min(rows, SPAN_FLOATS // (heads * spans * size)))
+        sums = torch.empty(part * heads * spans, size, dtype=torch.float32, device=weights.device)
         bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
         shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power(size)), "SPAN": SPAN, "SPANS": spans,
                  "WINDOW": layer.window, **self.launch}  # fmt: skip
         for first in range(0, rows, part):
-            attended_spans[(len(layout.runs_M4), key_heads, spans)](
-                query_MX, keys_SGD, values_SGD, layout.runs_M4, layout.starts_B, layout.chains_B, layout.tails_MT,
+            attended_spans[(len(layout.runs_R4), key_heads, spans)](
+                query_MX, keys_SGD, values_SGD, layout.runs_R4, layout.starts_B, layout.chains_B, layout.tails_RT,
                 layout.tables_BP, sums, bests, totals, weights.scaling, first, first + part,
                 ROWS=self.run, BM=self.attending, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL,
                 TREE=has_trees, **shape,
             )  # fmt: skip
-            joined[(min(part + self.run, rows - first), key_heads)](
+            joined[(min(part, rows - first), key_heads)](
                 sums, bests, totals, layout.blocks_M, layout.depths_M, layout.starts_B, output_MX, first,
                 BX=power(heads // key_heads), **shape,
             )  # fmt: skip
@@ -204,7 +212,8 @@ class Layers:
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
             N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=power(min(128, inputs)),
-            **self._masks(state), BIASED=product.bias_N is not None, **self.wide,
+            **self._masks(state), BIASED=product.bias_N is not None, **self.launch,
+            **self._loads(self.sum_tile + self._low(state), power(min(128, inputs)), 4),
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
@@ -214,7 +223,8 @@ class Layers:
             state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, layout.masks_M,
             units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
-            BT=power(self.tiles), **self._masks(state), **self.deep,
+            BT=power(self.tiles), **self._masks(state), **self.launch,
+            **self._loads(2 * tile + 2 * self._low(state), self.block_k, 5),
         )  # fmt: skip
 
 
@@ -250,3 +260,19 @@ class Read:
 
 def power(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def _launch(device: torch.device) -> dict[str, Any]:
+    """How kernels are launched here. Nothing is contracted: what a row says must not depend on what else is summed in a
+    variant of a kernel."""
+    if device.type != "cuda":
+        return {"AHEAD": False}
+    is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"AHEAD": is_hopper, "enable_fp_fusion": False} | ({"launch_pdl": True} if is_hopper else {})
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have for its loads."""
+    if device.type != "cuda":
+        return 1 << 16
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - _OTHER_SHARED

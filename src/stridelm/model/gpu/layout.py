@@ -32,6 +32,7 @@ class Shape:
     blocks: int
     spans: int
     """Of positions that attention sums over."""
+    runs: int
     has_trees: bool
 
     @property
@@ -39,14 +40,18 @@ class Shape:
         return self.real + self.masks
 
     @classmethod
-    def of(cls, rows: Rows, has_trees: bool) -> "Shape":
-        """The smallest that has room."""
+    def of(cls, rows: Rows, has_trees: bool, run: int) -> "Shape":
+        """The smallest that has room. `run`: rows of a chain that attend together."""
         wanted, masks = len(rows.wanted_W), len(rows.mask_rows_M)
+        real = _fit(len(rows.ids_Q) - masks, _ROWS)
+        masks = _fit(masks, _ROWS) if masks else 0
+        blocks = _fit(len(rows.starts), _BLOCKS)
         return cls(
-            real=_fit(len(rows.ids_Q) - masks, _ROWS),
-            masks=_fit(masks, _ROWS) if masks else 0,
+            real=real,
+            masks=masks,
             wanted=_fit(wanted, _ROWS) if wanted else 0,
-            blocks=_fit(len(rows.starts), _BLOCKS),
+            blocks=blocks,
+            runs=real + masks if has_trees else min(real, blocks + real // run),
             spans=spans_for(int(rows.positions_Q.max()) + 1),
             has_trees=has_trees,
         )
@@ -73,8 +78,8 @@ class LayoutBuffer:
             "depths_M": (rows,),
             "offsets_M": (rows,),
             "masks_M": (rows,),
-            "runs_M4": (rows, 4),
-            "tails_MT": (rows, TAIL),
+            "runs_R4": (shape.runs, 4),
+            "tails_RT": (shape.runs, TAIL),
             "wanted_W": (shape.wanted,),
             "starts_B": (blocks,),
             "chains_B": (blocks,),
@@ -125,7 +130,7 @@ def fill(buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int,
     `run`: rows of a chain that attend together; `deepest_mask`: masks beyond count as this one."""
     host, places_Q = buffer.host, places_of(rows, buffer.shape)
     nobody = len(host["starts_B"]) - 1
-    for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "runs_M4", "starts_B", "chains_B"):
+    for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "runs_R4", "starts_B", "chains_B"):
         host[name].fill(0)
     host["blocks_M"].fill(nobody)
     host["wanted_W"].fill(-1)
@@ -152,13 +157,13 @@ def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, lo
     goes_on_Q = parents_Q[order_Q] == places_Q[order_Q] - 1
     first, lengths = runs_of(np.where(goes_on_Q, np.arange(len(order_Q)) - 1, ROOT), longest)
     heads = places_Q[order_Q][first]
-    host["runs_M4"][: len(first)] = np.stack([heads, lengths, host["blocks_M"][heads], host["depths_M"][heads]], axis=1)
+    host["runs_R4"][: len(first)] = np.stack([heads, lengths, host["blocks_M"][heads], host["depths_M"][heads]], axis=1)
     for run, last in enumerate(order_Q[first + lengths - 1].tolist()):
         chain = int(host["chains_B"][host["blocks_M"][places_Q[last]]])
         row = last
         while row >= 0 and (beyond := int(host["depths_M"][places_Q[row]]) - chain) >= 0:
             assert beyond < TAIL, "a draft lies deeper than a step has room for"
-            host["tails_MT"][run, beyond] = host["offsets_M"][places_Q[row]]
+            host["tails_RT"][run, beyond] = host["offsets_M"][places_Q[row]]
             row = int(rows.parents_Q[row])
 
 
@@ -215,8 +220,8 @@ def template_layout(
         depths_M=placed(depths),
         offsets_M=placed(np.arange(template.rows)),
         masks_M=placed(mask_depths),
-        runs_M4=tensor(np.concatenate(runs)),
-        tails_MT=tensor(np.tile(tails, (places, 1))),
+        runs_R4=tensor(np.concatenate(runs)),
+        tails_RT=tensor(np.tile(tails, (places, 1))),
         wanted_W=tensor(np.arange(places * template.rows)),
         starts_B=tensor(np.zeros(places)),
         chains_B=tensor(np.ones(places)),

@@ -4,13 +4,16 @@ import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import torch
 from transformers import PreTrainedModel
 
+from stridelm.layout import lay_out, make_block
 from stridelm.model.adapter import Adapter
 from stridelm.model.forward import TorchForward
 from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.weights import Weights, is_supported, stack
-from stridelm.model.support import TOLERANCE, TRIAL_TOKENS, distance, trial_logits
+from stridelm.model.support import TOLERANCE, TRIAL_TOKENS, distance, trial_ids, trial_logits
+from stridelm.types import ROOT
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +27,35 @@ class Stacked:
 
 
 def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None:
-    """None where torch runs the model: on a CPU, where there is no Triton, or where the kernels lack something."""
-    if network.device.type != "cuda" or find_spec("triton") is None or not is_supported(network, adapter):
+    """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
+    something."""
+    device = network.device
+    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return None
-    from stridelm.model.gpu.forward import GpuForward
-
+    if not is_supported(network, adapter):
+        return None
     expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
+    torch.cuda.set_device(device)  # Triton launches on the current one
     weights = stack(network, adapter)
-    apart = distance(expected, trial_logits(GpuForward(network, weights, TRIAL_TOKENS), network))
+    gate = None if adapter is None else TorchGate(network, adapter)
+    try:
+        apart = distance(expected, _trial(network, weights, gate))
+    except Exception as error:  # a compiler's, or of too little shared memory: whatever it is, torch can run the model
+        log.warning("the GPU kernels do not run here (%s): torch runs this model", error)
+        return None
     if not apart <= TOLERANCE[network.dtype]:
         log.warning("the GPU kernels give other logits (relative difference %.1e): torch runs this model", apart)
         return None
-    return Stacked(weights, None if adapter is None else TorchGate(network, adapter))
+    return Stacked(weights, gate)
+
+
+def _trial(network: PreTrainedModel, weights: Weights, gate: TorchGate | None) -> torch.Tensor:
+    """What the kernels say behind a few tokens; steps with masks are run, too, since others do not compile them."""
+    from stridelm.model.gpu.forward import GpuForward
+
+    forward = GpuForward(network, weights, 64, gate)
+    logits = trial_logits(forward, network)
+    if gate is not None:
+        table = forward.cache.open()
+        forward(lay_out([make_block(0, trial_ids(network), anchors=[ROOT], masks=gate.k - 1)]), [table])
+    return logits

@@ -108,7 +108,7 @@ def turned_heads(
     row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
     if MERGED:
         weight += is_mask.to(tl.int64) * ((H + 2 * G) * D * C)
-    fetch_rows(weight, head * D, D, C, AHEAD)
+    fetch_rows(weight, head * D, 2 * HALF, (H + 2 * G) * D, C, AHEAD)
     await_inputs(AHEAD)
     half_N = tl.arange(0, HALF)
     first, second = head * D, head * D + D // 2
@@ -186,7 +186,7 @@ def added(
     row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
     if MERGED:
         weight += is_mask.to(tl.int64) * (N * C)
-    fetch_rows(weight, tl.program_id(0) * BN, BN, C, AHEAD)
+    fetch_rows(weight, tl.program_id(0) * BN, BN, N, C, AHEAD)
     await_inputs(AHEAD)
     out_N = tl.program_id(0) * BN + tl.arange(0, BN)
     at_MN = row_M[:, None] * N + out_N[None, :]
@@ -224,8 +224,8 @@ def gated_units(
     row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
     if MERGED:
         weight += is_mask.to(tl.int64) * (2 * N * C)
-    fetch_rows(weight, tl.program_id(0) * BN, BN, C, AHEAD)
-    fetch_rows(weight, N + tl.program_id(0) * BN, BN, C, AHEAD)
+    fetch_rows(weight, tl.program_id(0) * BN, BN, 2 * N, C, AHEAD)
+    fetch_rows(weight, N + tl.program_id(0) * BN, BN, 2 * N, C, AHEAD)
     await_inputs(AHEAD)
     out_N = tl.program_id(0) * BN + tl.arange(0, BN)
     gate_MN = tl.zeros((BM, BN), tl.float32)

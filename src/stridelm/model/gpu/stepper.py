@@ -9,6 +9,7 @@ Shape letters: B places, D draws of a step, E tokens that end a text, N nodes.
 import statistics
 import time
 from collections.abc import Sequence as Items
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ class GpuStepper:
         places: int,
         pages: int,
         ends: frozenset[int],
+        pool: Any = None,
     ) -> None:
+        """`pool`: the memory of graphs that never run beside this one's."""
         self.layers, self.template, self.places = layers, template, places
         self.device = layers.weights.device
         self.draws = template.deepest + 1
@@ -56,7 +59,7 @@ class GpuStepper:
         self.parents_N = torch.tensor(template.parents, **integers)
         self.results = torch.zeros(places, 1 + 2 * self.draws, **integers)
         """What the host reads: counts, tokens, and how sure the model was of them."""
-        self._graphed = Graphed(self._step, network, self.device)
+        self._graphed = Graphed(self._step, network, self.device, pool=pool)
         is_cuda = self.device.type == "cuda"
         self._host = [torch.zeros(self.results.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_IN_FLIGHT)]
         self._events = [torch.cuda.Event() for _ in range(_IN_FLIGHT)] if is_cuda else []

@@ -11,7 +11,7 @@ shape is known beforehand; which tokens the nodes hold is decided on the device.
 
 from dataclasses import dataclass
 
-from stridelm.types import ROOT, DraftTree
+from stridelm.types import ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,6 @@ class Template:
     def by_depth(self) -> list[list[int]]:
         """The nodes of every depth, the pending token's first."""
         return [[node for node, own in enumerate(self.depths) if own == depth] for depth in range(self.deepest + 1)]
-
-    @property
-    def tree(self) -> DraftTree:
-        """The drafts' shape, for whoever counts them; their tokens are the device's."""
-        return DraftTree.of([0] * (self.nodes - 1), [parent - 1 for parent in self.parents[1:]], "self")
 
     @property
     def row_parents(self) -> list[int]:

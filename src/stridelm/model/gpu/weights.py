@@ -23,6 +23,8 @@ DTYPES = (torch.bfloat16, torch.float32)
 """float16 has no room for a residual that is not normed yet."""
 _SMALL = 2 << 30
 """Bytes of a model up to which reading weights twice costs less than low-rank parts do."""
+_WIDEST_FLOAT32 = 64
+"""Values of a head in float32 that a tile of keys has shared memory for."""
 BEYOND = 128
 """Positions behind the longest text that are known."""
 _TARGETS = {
@@ -140,6 +142,7 @@ def is_supported(network: PreTrainedModel, adapter: Adapter | None) -> bool:
         len(layers) > 0
         and all(type(layer).__name__ in _FAMILIES and _is_plain(layer) for layer in layers)
         and network.dtype in DTYPES
+        and (network.dtype != torch.float32 or layers[0].self_attn.head_dim <= _WIDEST_FLOAT32)
         and cap_of(network) is None
         and all(target.startswith("model.layers.") and target.split(".", 3)[3] in names for target in targets)
     )
