@@ -10,7 +10,7 @@ from stridelm.model.gpu.forward import GpuForward
 from stridelm.model.gpu.weights import Weights
 from stridelm.model.kv_cache import BLOCK_SIZE, blocks_for
 from stridelm.model.load import Checkpoint
-from stridelm.params import SamplingParams
+from stridelm.params import InputError, SamplingParams
 
 _ROWS = 16384
 """Of prompts that are read together."""
@@ -25,7 +25,13 @@ class GpuPlaces:
         """`weights` were stacked from the checkpoint's network; `width`: the most tokens of a prompt and its answer."""
         room = blocks_for(width) * BLOCK_SIZE + BLOCK_SIZE
         # Prompts come in many shapes, and long ones: a graph of each would hold more memory than it saves time.
-        self.forward = GpuForward(checkpoint.network, weights, places * room, captures=False)
+        try:
+            self.forward = GpuForward(checkpoint.network, weights, places * room, captures=False)
+        except InputError as error:
+            raise InputError(
+                f"there is no memory for {places} answers at once, with {width} tokens each: write fewer "
+                "(--rollout-batch)"
+            ) from error
         self.tables = [self.forward.cache.open(room) for _ in range(places)]
         self.stepper = self.forward.stepper(0, places, checkpoint.eos_ids)
 

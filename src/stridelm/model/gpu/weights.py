@@ -220,7 +220,8 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
         weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
         for first, linear in zip(firsts, linears, strict=True):
             weight_KNC[:, first : first + linear.out_features] = linear.weight
-            linear.weight = nn.Parameter(weight_KNC[0, first : first + linear.out_features], requires_grad=False)
+            # The parameter stays the same: others may share it.
+            linear.weight.data = weight_KNC[0, first : first + linear.out_features]
     bias_N = None
     if any(linear.bias is not None for linear in linears):
         bias_N = torch.cat(
