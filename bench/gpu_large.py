@@ -43,7 +43,7 @@ class RandomWeights:
 
     def product(self, outputs: int, inputs: int, rank: int, joined: int = 1) -> Product:
         """`joined`: linear layers that it is made of, each with a low-rank part."""
-        return Product(self(outputs, inputs), None, self(rank * joined, inputs), self(outputs, rank))
+        return Product(self(1, outputs, inputs), None, self(rank * joined, inputs), self(outputs, rank))
 
 
 @torch.inference_mode()

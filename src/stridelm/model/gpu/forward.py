@@ -24,10 +24,16 @@ class GpuForward:
     """A model's weights with a cache of its own. Several of these may share the weights."""
 
     def __init__(
-        self, network: PreTrainedModel, weights: Weights, cache_tokens: int, gate: TorchGate | None = None
+        self,
+        network: PreTrainedModel,
+        weights: Weights,
+        cache_tokens: int,
+        gate: TorchGate | None = None,
+        *,
+        captures: bool = True,
     ) -> None:
-        """`network` is what the weights were stacked from."""
-        self.network, self.weights, self.gate = network, weights, gate
+        """`network` is what the weights were stacked from; `captures`: whether steps become graphs. A stepper's do."""
+        self.network, self.weights, self.gate, self.captures = network, weights, gate, captures
         self.memory = GpuMemory(
             cache_tokens, len(weights.layers), weights.key_heads, weights.head_size, weights.dtype, weights.device
         )
@@ -76,7 +82,9 @@ class GpuForward:
                 self._scores[shape], _ = self._run(shape)
                 return self._scores[shape].logits_WV
 
-            self._graphs[shape] = Graphed(run, self.network, self.weights.device, pool=self._pool)
+            self._graphs[shape] = Graphed(
+                run, self.network, self.weights.device, captures=self.captures, pool=self._pool
+            )
         return self._graphs[shape]
 
     def _run(self, shape: Shape, layers: tuple[int, ...] = ()) -> tuple[Scores, dict[int, torch.Tensor]]:
@@ -102,7 +110,7 @@ class GpuForward:
         return "gpu", self.weights.dtype, place, torch.__version__, triton.__version__
 
     def with_cache(self, tokens: int) -> "GpuForward":
-        return GpuForward(self.network, self.weights, tokens, self.gate)
+        return GpuForward(self.network, self.weights, tokens, self.gate, captures=self.captures)
 
     def score(self, hidden_XC: torch.Tensor) -> torch.Tensor:
         return self.run_layers.score(hidden_XC.to(self.weights.dtype).contiguous()).logits_WV

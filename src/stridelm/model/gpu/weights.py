@@ -153,7 +153,7 @@ def _is_plain(layer: Any) -> bool:
     return layer.mlp.config.hidden_act == "silu" and all(linear.bias is None for linear in mlp)
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference tensors could not be trained through, and the network's weights become views of these
 def stack(network: PreTrainedModel, adapter: Adapter | None = None, *, merges: bool | None = None) -> Weights:
     """The weights of a network that `is_supported`. Its layers read them from where they then lie. `merges`: whether
     mask rows get matrices of their own; small models can afford it."""
@@ -218,10 +218,13 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
     outputs = [linear.out_features for linear in linears]
     firsts = [sum(outputs[:number]) for number in range(len(outputs))]
     kinds = 2 if adapter is not None and merges else 1
-    weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
-    for first, linear in zip(firsts, linears, strict=True):
-        weight_KNC[:, first : first + linear.out_features] = linear.weight
-        linear.weight = nn.Parameter(weight_KNC[0, first : first + linear.out_features], requires_grad=False)
+    weight_KNC = _together(linears) if kinds == 1 else None
+    if weight_KNC is None:
+        weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
+        for first, linear in zip(firsts, linears, strict=True):
+            weight_KNC[:, first : first + linear.out_features] = linear.weight
+            # The parameter stays the same: others may share it.
+            linear.weight.data = weight_KNC[0, first : first + linear.out_features]
     bias_N = None
     if any(linear.bias is not None for linear in linears):
         bias_N = torch.cat(
@@ -241,3 +244,17 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
         down_RC[number * rank : number * rank + len(down)] = down
         up_NR[first : first + len(up), : up.shape[1]] = up
     return Product(weight_KNC, bias_N, None, None) if merges else Product(weight_KNC, bias_N, down_RC, up_NR)
+
+
+def _together(linears: list[nn.Linear]) -> torch.Tensor | None:
+    """The weights of layers that lie together already, as one; None where they do not. A network may be stacked for
+    one engine after another."""
+    weights = [linear.weight for linear in linears]
+    place = weights[0].data_ptr()
+    for weight in weights:
+        is_same = weight.untyped_storage().data_ptr() == weights[0].untyped_storage().data_ptr()
+        if not is_same or weight.data_ptr() != place or not weight.is_contiguous():
+            return None
+        place += weight.nbytes
+    size = (1, sum(map(len, weights)), weights[0].shape[1])
+    return weights[0].detach().as_strided(size, (size[1] * size[2], size[2], 1))
