@@ -187,6 +187,7 @@ def test_rollouts_count_the_same_tokens_for_everyone(subject: Subject) -> None:
     assert figures["ratio"]["over"] in gpu_rollouts.CACHES
 
 
+@pytest.mark.slow
 def test_a_large_model_is_made_of_nothing(subject: Subject) -> None:
     figures = last(gpu_large.large(subject))
     assert figures["forward"].keys() == {"1", "64"} and figures["weights"] == "random"
