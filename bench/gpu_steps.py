@@ -13,7 +13,7 @@ from stridelm.layout import lay_out, make_block
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.forward import GpuForward
 from stridelm.model.gpu.layers import Scores
-from stridelm.model.gpu.layout import Shape, has_trees
+from stridelm.model.gpu.layout import Shape
 from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.params import InputError
 from stridelm.types import ROOT, DraftTree
@@ -47,7 +47,7 @@ def forward_call(forward: GpuForward, rows: int, context: int, *, masks: bool) -
     table = forward.cache.open(context + rows)
     table.length = context  # nothing was read: for timing, any keys will do
     forward(laid_out, [table])
-    shape = Shape.of(laid_out, has_trees(laid_out), forward.run_layers.run)
+    shape = Shape.of(laid_out, forward.run_layers.run)
 
     @torch.inference_mode()
     def call() -> object:

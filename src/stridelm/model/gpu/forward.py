@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.layers import Layers, Scores
-from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill, has_trees, places_of
+from stridelm.model.gpu.layout import LayoutBuffer, Shape, fill
 from stridelm.model.gpu.memory import GpuMemory
 from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.model.gpu.template import Template
@@ -49,20 +49,20 @@ class GpuForward:
 
     @torch.inference_mode()
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        shape = Shape.of(rows, has_trees(rows), self.run_layers.run)
+        shape = Shape.of(rows, self.run_layers.run)
         for segment, table in zip(rows.segments, tables, strict=True):
             self.cache.append(table, segment.stop - segment.start)
         buffer = self._buffers.get(shape)
         if buffer is None:
             buffer = self._buffers[shape] = LayoutBuffer(shape, self.pages, self.weights.device)
         deepest = len(self.weights.mask_embedding_KC)
-        fill(buffer, rows, tables, self.memory.spare_page, self.run_layers.run, deepest)
+        places_Q = fill(buffer, rows, tables, self.memory.spare_page, self.run_layers.run, deepest)
         buffer.send()
         inputs: dict[int, torch.Tensor] = {}
         if rows.layers:
             scores, read = self._run(shape, rows.layers)
-            places_Q = torch.from_numpy(places_of(rows, shape)).to(self.weights.device)
-            inputs = {layer: read_MC[places_Q] for layer, read_MC in read.items()}
+            stands_Q = torch.from_numpy(places_Q).to(self.weights.device)
+            inputs = {layer: read_MC[stands_Q] for layer, read_MC in read.items()}
         else:
             self._graph(shape)(shape)
             scores = self._scores[shape]

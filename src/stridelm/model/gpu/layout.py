@@ -4,12 +4,12 @@ Shape letters: Q rows of the step, M the shape's, W wanted rows, B blocks, P pag
 block's chain.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 
-from stridelm.layout import lineage
+from stridelm.layout import lay_out
 from stridelm.model.gpu.layers import SPAN, TAIL, Layout
 from stridelm.model.gpu.template import Template
 from stridelm.model.kv_cache import Table
@@ -40,9 +40,9 @@ class Shape:
         return self.real + self.masks
 
     @classmethod
-    def of(cls, rows: Rows, has_trees: bool, run: int) -> "Shape":
+    def of(cls, rows: Rows, run: int) -> "Shape":
         """The smallest that has room. `run`: rows of a chain that attend together."""
-        wanted, masks = len(rows.wanted_W), len(rows.mask_rows_M)
+        wanted, masks, has_trees = len(rows.wanted_W), len(rows.mask_rows_M), _has_trees(rows)
         real = _fit(len(rows.ids_Q) - masks, _ROWS)
         masks = _fit(masks, _ROWS) if masks else 0
         blocks = _fit(len(rows.starts), _BLOCKS)
@@ -118,17 +118,19 @@ def chain_of(parents_q: np.ndarray) -> int:
     return int(min(branches[0], parents_q[branches].min() + 1)) if len(branches) else len(parents_q)
 
 
-def places_of(rows: Rows, shape: Shape) -> np.ndarray:
+def _places_of(rows: Rows, shape: Shape) -> np.ndarray:
     """Where each row of a step stands among the shape's: real rows first, masks behind them."""
     is_mask_Q = np.zeros(len(rows.ids_Q), dtype=bool)
     is_mask_Q[rows.mask_rows_M] = True
     return np.where(is_mask_Q, shape.real + np.cumsum(is_mask_Q) - 1, np.cumsum(~is_mask_Q) - 1)
 
 
-def fill(buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int, run: int, deepest_mask: int) -> None:
-    """Write a step into the host's side of a layout of its shape. `spare_page`: where rows that fill up are kept;
-    `run`: rows of a chain that attend together; `deepest_mask`: masks beyond count as this one."""
-    host, places_Q = buffer.host, places_of(rows, buffer.shape)
+def fill(
+    buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int, run: int, deepest_mask: int
+) -> np.ndarray:
+    """Write a step into the host's side of a layout of its shape; where its rows stand in it. `spare_page`: where rows
+    that fill up are kept; `run`: rows of a chain that attend together; `deepest_mask`: masks beyond count as this."""
+    host, places_Q = buffer.host, _places_of(rows, buffer.shape)
     nobody = len(host["starts_B"]) - 1
     for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "runs_R4", "starts_B", "chains_B"):
         host[name].fill(0)
@@ -147,6 +149,7 @@ def fill(buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int,
         host["chains_B"][block] = chain_of(np.where(own < 0, -1, own - segment.start))
         host["tables_BP"][block, : len(table.blocks)] = table.blocks
     _fill_runs(host, rows, places_Q, run)
+    return places_Q
 
 
 def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, longest: int) -> None:
@@ -167,7 +170,7 @@ def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, lo
             row = int(rows.parents_Q[row])
 
 
-def has_trees(rows: Rows) -> bool:
+def _has_trees(rows: Rows) -> bool:
     """Whether a row of some block is not the child of the one before it."""
     firsts = {segment.start for segment in rows.segments}
     places = np.arange(len(rows.parents_Q))
@@ -177,53 +180,31 @@ def has_trees(rows: Rows) -> bool:
 def template_layout(
     template: Template, places: int, pages: int, run: int, spare_page: int, device: torch.device
 ) -> Layout:
-    """The rows of a template at every place: the nodes of all, then their masks. Only ids and starts will change."""
-    parents = np.array(template.row_parents)
-    sees, depths = lineage(template.row_parents)
-    is_mask = np.arange(template.rows) >= template.nodes
-    mask_depths = np.where(is_mask, (sees & is_mask[None, :]).sum(axis=1), 0)
-    real = places * template.nodes
-    # Where the rows of each place stand: place x row.
-    stands = np.where(
-        is_mask,
-        real
-        + np.arange(places)[:, None] * (template.rows - template.nodes)
-        + np.arange(template.rows)
-        - template.nodes,
-        np.arange(places)[:, None] * template.nodes + np.arange(template.rows),
+    """A step with the template's block at every place: the nodes of all, then their masks. All rows are wanted, as they
+    stand; only ids, starts and tables will change."""
+    rows = lay_out([template.block] * places)
+    masks = len(rows.mask_rows_M)
+    shape = Shape(
+        real=len(rows.ids_Q) - masks,
+        masks=masks,
+        wanted=len(rows.ids_Q),
+        blocks=places,
+        spans=spans_for(0),
+        runs=len(rows.ids_Q),
+        has_trees=masks > 0,
     )
-    # A mask that hangs off the last node would pass for its child: chains of masks are runs of their own.
-    goes_on = (parents == np.arange(template.rows) - 1) & (np.arange(template.rows) != template.nodes)
-    first, counts = runs_of(np.where(goes_on, parents, ROOT), run)
-    runs = [
-        np.stack([stands[place][first], counts, np.full_like(first, place), depths[first]], axis=1)
-        for place in range(places)
-    ]
-    tails = np.zeros((len(first), TAIL), np.int32)
-    for number, last in enumerate((first + counts - 1).tolist()):
-        row = last
-        while row > 0:
-            tails[number, depths[row] - 1] = row
-            row = int(parents[row])
-
-    def placed(of_one: np.ndarray) -> torch.Tensor:
-        found = np.zeros(places * template.rows, np.int32)
-        found[stands] = of_one
-        return tensor(found)
-
-    def tensor(values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(device)
-
-    return Layout(
-        ids_M=placed(np.zeros(template.rows)),
-        blocks_M=placed(np.arange(places)[:, None]),
-        depths_M=placed(depths),
-        offsets_M=placed(np.arange(template.rows)),
-        masks_M=placed(mask_depths),
-        runs_R4=tensor(np.concatenate(runs)),
-        tails_RT=tensor(np.tile(tails, (places, 1))),
-        wanted_W=tensor(np.arange(places * template.rows)),
-        starts_B=tensor(np.zeros(places)),
-        chains_B=tensor(np.ones(places)),
-        tables_BP=tensor(np.full((places, pages), spare_page)),
+    buffer = LayoutBuffer(shape, pages, device)
+    nowhere = Table(blocks=[spare_page] * pages)
+    fill(buffer, rows, [nowhere] * places, spare_page, run, template.masks)
+    buffer.host["wanted_W"][:] = np.arange(shape.wanted)
+    buffer.send()
+    runs, whole = int(np.count_nonzero(buffer.host["runs_R4"][:, 1])), buffer.device
+    # Nothing is filled up: no run is empty, and no block is nobody's.
+    return replace(
+        whole,
+        runs_R4=whole.runs_R4[:runs],
+        tails_RT=whole.tails_RT[:runs],
+        starts_B=whole.starts_B[:places],
+        chains_B=whole.chains_B[:places],
+        tables_BP=whole.tables_BP[:places],
     )

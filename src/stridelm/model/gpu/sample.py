@@ -21,7 +21,7 @@ import triton.language as tl
 
 from stridelm import sampling
 from stridelm.arrays import signed
-from stridelm.model.gpu.layers import VOCABULARY_TILE, Layout, Scores
+from stridelm.model.gpu.layers import VOCABULARY_TILE, Layout, Scores, power
 from stridelm.model.gpu.template import Template
 from stridelm.params import SamplingParams
 
@@ -252,8 +252,8 @@ class Drawing:
         last_R = torch.empty(places * nodes, dtype=torch.int32, device=logits_WV.device)
         borders[(places, nodes)](
             logits_WV, best_WT, self.inverses_B, self.top_ks_B, self.top_ps_B, self.floors_B, least_R, last_R,
-            NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=triton.next_power_of_2(tiles),
-            BV=min(_WIDEST, triton.next_power_of_2(vocabulary)), num_warps=16,
+            NODES=nodes, V=vocabulary, TILES=tiles, TILE_TILE=power(tiles),
+            BV=min(_WIDEST, power(vocabulary)), num_warps=16,
         )  # fmt: skip
         return least_R, last_R
 
@@ -283,7 +283,7 @@ class Drawing:
             self.inverses_B, self.keys_B, least_R, last_R, noisy.best_RT, noisy.tokens_RT,
             len(self.inverses_B) * template.nodes,
             NODES=template.nodes, COUNT=count, V=vocabulary, TILES=tiles,
-            TILE_TILE=triton.next_power_of_2(tiles), VT=VOCABULARY_TILE, OF_MASKS=ends_at_B is not None,
+            TILE_TILE=power(tiles), VT=VOCABULARY_TILE, OF_MASKS=ends_at_B is not None,
             FILTERS=least_R is not None,
         )  # fmt: skip
         return noisy

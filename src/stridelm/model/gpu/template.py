@@ -11,7 +11,8 @@ shape is known beforehand; which tokens the nodes hold is decided on the device.
 
 from dataclasses import dataclass
 
-from stridelm.types import ROOT
+from stridelm.layout import make_block
+from stridelm.types import MASKS, ROOT, Block, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,7 @@ class Template:
         return [[node for node, own in enumerate(self.depths) if own == depth] for depth in range(self.deepest + 1)]
 
     @property
-    def row_parents(self) -> list[int]:
-        """Of every row: the nodes, then each node's masks."""
-        parents = list(self.parents)
-        for node in range(self.nodes):
-            parents += [node, *range(len(parents), len(parents) + self.masks - 1)] if self.masks else []
-        return parents
+    def block(self) -> Block:
+        """What is run for a text that begins here. The tokens are the device's."""
+        tree = DraftTree.of([0] * (self.nodes - 1), [parent - 1 for parent in self.parents[1:]], MASKS)
+        return make_block(0, [0], tree, anchors=range(ROOT, len(tree)) if self.masks else (), masks=self.masks)
