@@ -1,6 +1,6 @@
 """How fast we are on one GPU, and whether the text stays the same: the figures of docs/performance.md.
 
-    python bench/gpu.py decode steps compile batches rollouts exact large --out FILE
+    python bench/gpu.py decode steps compile attention batches rollouts exact large --out FILE
     python bench/gpu.py decode steps --out FILE --smoke        # everything small: does it run?
 
 Parts, run in the order given, and what they measure, in bfloat16, greedy (in brackets what each should take on an
@@ -13,6 +13,7 @@ H200, the loading of kernels and models apart):
     compile    our plain step against transformers' network under torch.compile "reduce-overhead" (90 s, most of them
                compiling)
     batches    1 to 64 users at once: plain and `auto`, in turn (120 s)
+    attention  one layer's attention: our kernels, FlexAttention and a dense mask (60 s, most of them compiling)
     rollouts   1,024 texts at once: the engine that training uses, and transformers' `generate` (90 s)
     exact      200 prompts x 256 tokens: `self` against plain decoding, every departure with its margin (90 s)
     large      steps of a model shaped as Llama-3.1-8B with random weights, and a projection from them (60 s); with
@@ -37,6 +38,7 @@ import torch
 import triton
 
 from gpu_answers import batches, decode, exact
+from gpu_attention import attention
 from gpu_large import large
 from gpu_rollouts import rollouts
 from gpu_steps import compiled, steps
@@ -52,6 +54,7 @@ PARTS: dict[str, Callable[[Subject], Iterator[Figures]]] = {
     "decode": decode,
     "steps": steps,
     "compile": compiled,
+    "attention": attention,
     "batches": batches,
     "rollouts": rollouts,
     "exact": exact,

@@ -16,7 +16,7 @@ from stridelm.model.gpu.layers import Scores
 from stridelm.model.gpu.layout import Shape
 from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.params import InputError
-from stridelm.types import ROOT, DraftTree
+from stridelm.types import ROOT, DraftTree, Rows
 
 Figures = dict[str, Any]
 _ROOM = 1 << 20
@@ -36,14 +36,18 @@ def gpu_forward(subject: Subject) -> GpuForward:
     return forward.with_cache(subject.model.settings.cache_tokens)
 
 
-def forward_call(forward: GpuForward, rows: int, context: int, *, masks: bool) -> Timed:
-    """One forward from its captured graph: a chain, or a chain with masks off every node of it."""
-    most = len(forward.weights.mask_embedding_KC)
-    chain = mask_chain(rows, most) if masks else 0
+def step_rows(forward: GpuForward, rows: int, context: int, *, masks: bool) -> Rows:
+    """A chain behind a text, or a chain with masks off every node of it."""
+    chain = mask_chain(rows, len(forward.weights.mask_embedding_KC)) if masks else 0
     nodes = rows // (1 + chain)
     drafts = DraftTree.chain([1] * (nodes - 1), "bench")
     anchors = range(ROOT, nodes - 1) if chain else ()
-    laid_out = lay_out([make_block(context, [1], drafts, anchors=anchors, masks=chain)])
+    return lay_out([make_block(context, [1], drafts, anchors=anchors, masks=chain)])
+
+
+def forward_call(forward: GpuForward, rows: int, context: int, *, masks: bool) -> Timed:
+    """One forward from its captured graph."""
+    laid_out = step_rows(forward, rows, context, masks=masks)
     table = forward.cache.open(context + rows)
     table.length = context  # nothing was read: for timing, any keys will do
     forward(laid_out, [table])
@@ -102,13 +106,15 @@ def parts_of(stepper: GpuStepper, forward: GpuForward, reset: Callable[[], objec
     }
     if growth is not None:
         parts["drafts"] = lambda: growth(scores, layout, stepper.drawing, stepper.ends_at_B)
-    timed = {name: _graphed(part, forward, stepper.results, reset) for name, part in parts.items()}
+    timed = {name: graphed_often(part, forward, stepper.results, reset) for name, part in parts.items()}
     return timed | {"whole": Timed(_in_inference(Graphed(stepper._step, forward.network, stepper.device)), reset)}
 
 
-def _graphed(
+def graphed_often(
     part: Callable[[], object], forward: GpuForward, result: torch.Tensor, reset: Callable[[], object]
 ) -> Timed:
+    """Kernels of a few microseconds, several times in one graph."""
+
     def several() -> torch.Tensor:
         for _ in range(_IN_A_GRAPH):
             part()

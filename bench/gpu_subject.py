@@ -41,7 +41,7 @@ class Sizes:
     peer_tokens: int = 128
     context: int = 512
     rows: tuple[int, ...] = (1, 8, 16, 32, 64, 96, 128)
-    drafts: tuple[int, ...] = (0, 2, 4, 8)
+    drafts: tuple[int, ...] = (0, 2, 4, 7, 8)
     replays: int = 10
     """In a row, timed together."""
     times: int = 25
@@ -58,6 +58,8 @@ class Sizes:
     at_once: int = 32
     alone: int = 16
     """Prompts of `exact` that are answered one at a time as well."""
+    attention_rows: tuple[int, ...] = (1, 9, 64)
+    attention_contexts: tuple[int, ...] = (512, 4096)
     large: Shape = MIDDLE
     large_rows: tuple[int, ...] = (1, 16, 64, 81)
     large_rank: int = 64
@@ -68,6 +70,7 @@ class Sizes:
 SMOKE = Sizes(
     prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2),
     replays=2, times=2, users=(1, 2), user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4, at_once=2, alone=1,
+    attention_rows=(1, 9), attention_contexts=(64,),
     large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_rank=16, large_state=64,
 )  # fmt: skip
 """Everything once, in little time; the figures mean nothing."""

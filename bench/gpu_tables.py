@@ -147,6 +147,16 @@ def _compile(found: Figures) -> str:
     return _lines([f"one token a step, context {found['context']}", "ms"], rows)
 
 
+def _attention(found: Figures) -> str:
+    ways = list(dict.fromkeys(way for each in found["steps"].values() for way in each if way != "ratios"))
+    rows = [
+        [name, *(_spread({key: 1000 * each[way][key] for key in ("median", "low", "high")}, 1) if way in each else ""
+                 for way in ways)]
+        for name, each in found["steps"].items()
+    ]  # fmt: skip
+    return _lines(["attention of one layer, µs", *ways], rows)
+
+
 def _batches(found: Figures) -> str:
     rows = [
         [
@@ -194,6 +204,7 @@ _DETAILS = {
     "decode": _decode,
     "steps": _steps,
     "compile": _compile,
+    "attention": _attention,
     "batches": _batches,
     "rollouts": _rollouts,
     "exact": _exact,

@@ -80,6 +80,31 @@ def test_a_rows_bits_do_not_depend_on_its_block(merges: bool, tiny_folder: Calla
         assert torch.equal(in_tree[node], one_by_one[row][0])
 
 
+def test_masks_behind_a_tile_of_real_rows_get_their_parts(tiny_folder: Callable[..., Path]) -> None:
+    """The first tile has no masks: nobody computes low-rank parts for it, and nobody waits for them."""
+    folder = tiny_folder("llama")
+    adapter = random_adapter(load_tiny(folder))
+    _, ours = load_gpu(folder, adapter, merges=False)
+    network = load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True).network
+    torchs = TorchForward(network, 1024, attach(network, adapter))
+    rows = lay_out([make_block(0, [token % 50 for token in range(70)], anchors=[ROOT], masks=3)])
+    mine, others = (forward(rows, [forward.cache.open()])[0] for forward in (ours, torchs))
+    assert torch.allclose(mine.logits_WV, others.logits_WV, atol=1e-4)
+
+
+def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide heads are computed by several programs."""
+    folder = tiny_folder("llama", head_dim=64)
+    rows = lay_out([make_block(0, PROMPT)])
+    said: list[torch.Tensor] = []
+    for narrowest, programs in ((128, 1), (64, 2)):
+        monkeypatch.setattr(layers, "_WIDE_HEAD", narrowest)
+        _, forward = load_gpu(folder)
+        assert forward.run_layers.split == programs
+        said.append(forward(rows, [forward.cache.open()])[0].logits_WV)
+    assert torch.allclose(*said, atol=1e-5)
+
+
 def test_layers_inputs_are_those_of_torch(tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder("llama")
     _, ours = load_gpu(folder)

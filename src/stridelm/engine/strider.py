@@ -27,7 +27,8 @@ from stridelm.model.kv_cache import BLOCK_SIZE, Table, blocks_for
 from stridelm.params import InputError
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
-_DRAFTS = (2, 4, 8, 12)
+_DRAFTS = (2, 4, 7, 12)
+"""7 with their masks are 64 rows, of which the masks fill one tile."""
 _MOST_ROWS = 2048
 """Of a step with drafts: beyond that a device computes rather than waits for its memory, and drafts are never free."""
 _AHEAD = 256

@@ -2,8 +2,12 @@
 
 A step is a few hundred short kernels in a row, each of which would wait for the last program of the one before. With
 AHEAD a kernel's programs start as soon as there is room for them, fetch the weights that they will need into the cache,
-and only then wait for what the kernel before writes. Nothing is read that somebody writes, or written at all, before
-`await_inputs`.
+look up where their rows stand, and only then wait for what the kernel before writes. Nothing is read before
+`await_inputs` that a step's layers write, and nothing is written. Every program waits, so that whoever waits for it has
+waited for all before it, too.
+
+Who waits has a place on the device that others might need: where a kernel's programs fill the device by themselves, the
+next begins only when these come to their end (LATE), not when they do (EARLY).
 """
 
 # What a kernel is written in only looks like Python.
@@ -12,13 +16,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+OFF, EARLY, LATE = 0, 1, 2
+"""What AHEAD may be."""
 _LINE = tl.constexpr(128)
 _MOST = tl.constexpr(32)
 
 
 @triton.jit
 def let_next_begin(AHEAD: tl.constexpr):
-    if AHEAD:
+    if AHEAD == 1:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def let_next_follow(AHEAD: tl.constexpr):
+    """Where little is left to do."""
+    if AHEAD == 2:
         gdc_launch_dependents()
 
 

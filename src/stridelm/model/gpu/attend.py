@@ -20,7 +20,7 @@ Shape letters: M query rows of a program (rows x heads), T keys of a span, D hea
 import triton
 import triton.language as tl
 
-from stridelm.model.gpu.ahead import await_inputs, let_next_begin
+from stridelm.model.gpu.ahead import await_inputs, let_next_begin, let_next_follow
 
 
 @triton.jit(do_not_specialize=["begin_row", "end_row"])
@@ -33,7 +33,6 @@ def attended_spans(
     """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Only what
     lies between two rows is noted."""
     let_next_begin(AHEAD)
-    await_inputs(AHEAD)
     run, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(runs + run * 4)
     count = tl.load(runs + run * 4 + 1)
@@ -44,11 +43,12 @@ def attended_spans(
     first = start + depth
     end = first + count
     begin = span * SPAN
-    if (count == 0) | (begin >= end) | (first_row + count <= begin_row) | (first_row >= end_row):
-        return
+    is_idle = (count == 0) | (begin >= end) | (first_row + count <= begin_row) | (first_row >= end_row)
     if WINDOW > 0:
-        if begin + SPAN <= first - WINDOW + 1:
-            return
+        is_idle |= begin + SPAN <= first - WINDOW + 1
+    if is_idle:
+        await_inputs(AHEAD)
+        return
     SHARE: tl.constexpr = H // G
     at_M = tl.arange(0, BM)
     row_M = at_M // SHARE
@@ -56,7 +56,6 @@ def attended_spans(
     held_M = (row_M < count) & (row_M < ROWS)
     held_MD = held_M[:, None] & (at_D < D)[None, :]
     of_MD = (first_row + row_M)[:, None] * (H * D) + (head * SHARE + at_M % SHARE)[:, None] * D + at_D[None, :]
-    query_MD = tl.load(query + of_MD, mask=held_MD, other=0.0)
     position_M = first + row_M
     position_T = begin + tl.arange(0, SPAN)
     is_key_T = position_T < end
@@ -69,8 +68,16 @@ def attended_spans(
     slot_T = page_T.to(tl.int64) * PAGE + place_T % PAGE
     at_TD = slot_T[:, None] * (G * D) + head * D + at_D[None, :]
     held_TD = is_key_T[:, None] & (at_D < D)[None, :]
-    key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
-    value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
+    # What lies in the prefix was there before this step.
+    if begin + SPAN <= start:
+        key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
+        value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
+        await_inputs(AHEAD)
+    else:
+        await_inputs(AHEAD)
+        key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
+        value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
+    query_MD = tl.load(query + of_MD, mask=held_MD, other=0.0)
     score_MT = tl.dot(query_MD, tl.trans(key_TD), input_precision="ieee") * scale
     sees_MT = (position_T[None, :] <= position_M[:, None]) & is_key_T[None, :]
     if WINDOW > 0:
@@ -81,6 +88,7 @@ def attended_spans(
     floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
     weight_MT = tl.exp(score_MT - floor_M[:, None])
     sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
+    let_next_follow(AHEAD)
     number_M = first_row + row_M
     is_noted_M = held_M & (number_M >= begin_row) & (number_M < end_row)
     to_M = ((number_M - begin_row) * H + head * SHARE + at_M % SHARE) * SPANS + span
@@ -99,10 +107,10 @@ def joined(
 ):  # fmt: skip
     """One row's spans, in order, for the query heads of one key head."""
     let_next_begin(AHEAD)
-    await_inputs(AHEAD)
     local, head = tl.program_id(0), tl.program_id(1)
     row = begin_row + local
     position = tl.load(starts + tl.load(blocks + row)) + tl.load(depths + row)
+    await_inputs(AHEAD)
     begin = position * 0
     if WINDOW > 0:
         begin = tl.maximum(position - WINDOW + 1, 0) // SPAN
@@ -123,5 +131,6 @@ def joined(
         sum_XD = sum_XD * shrink_X[:, None] + own_XD * own_shrink_X[:, None]
         total_X = total_X * shrink_X + own_total_X * own_shrink_X
         best_X = higher_X
+    let_next_follow(AHEAD)
     to_XD = row * (H * D) + (head * SHARE + at_X)[:, None] * D + at_D[None, :]
     tl.store(output + to_XD, (sum_XD / total_X[:, None]).to(output.dtype.element_ty), mask=held_XD)

@@ -6,12 +6,13 @@ block's pending rows.
 
 # A kernel is launched with plain numbers where it names constants.
 # pyright: reportArgumentType=false
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
+from stridelm.model.gpu.ahead import EARLY, LATE, OFF
 from stridelm.model.gpu.attend import attended_spans, joined
 from stridelm.model.gpu.memory import PAGE, GpuMemory
 from stridelm.model.gpu.products import added, embedded, gated_units, normed_rows, scored, turned_heads
@@ -28,6 +29,13 @@ SPAN_FLOATS = 1 << 26
 TAIL = 64
 """Ancestors that a row may have among the drafts and masks of its block."""
 VOCABULARY_TILE = 128
+_WIDE_HEAD = 128
+_PRODUCTS = 4
+"""Of a layer."""
+_MOST_PARTS = 3
+"""Linear layers that a product joins."""
+_PROGRAMS = 128
+"""That a device runs side by side, more or less: sums are cut into so many tiles. Fixed, too."""
 _OTHER_SHARED = 16 << 10
 """Bytes of shared memory that sums over tiles may take."""
 
@@ -78,11 +86,16 @@ class Layers:
     def __init__(self, weights: Weights, memory: GpuMemory) -> None:
         self.weights, self.memory = weights, memory
         self.block_k = power(min(64, weights.width))
-        self.sum_tile = min(64 if weights.width > 1024 else 16, max(16, power(weights.width)))
-        self.tiles = triton.cdiv(weights.width, self.sum_tile)
+        self.sum_block_k = 128
+        self.unit_tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
+        self.sum_tile = max(16, power(_tiles(weights.width, _PROGRAMS)))
+        self.tiles = _tiles(weights.width, self.sum_tile)
         """In which the residual is summed."""
-        self.half = max(16, power(weights.head_size // 2))
-        self.launch = _launch(weights.device)
+        is_whole = weights.layers[0].head_norms_2D is not None or weights.head_size < _WIDE_HEAD
+        self.split = 1 if is_whole else 2
+        """Programs of a head: where there are few heads, each has much to read."""
+        self.half = max(16, power(weights.head_size // 2 // self.split))
+        self.launch = _launching(weights.device)
         self._shared = _shared_memory(weights.device)
         share = weights.query_heads // weights.key_heads
         self.run = max(1, ATTENDING // share)
@@ -105,7 +118,7 @@ class Layers:
             norm for layer in weights.layers for norm in (layer.norm_before_attention_C, layer.norm_before_units_C)
         ]
         norms.append(weights.norm_C)
-        state = _State(residual_MC, x_MC, squares_MT, real)
+        state = _State.of(weights, residual_MC, x_MC, squares_MT, real)
         embedded[(rows,)](
             layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, norms[0], residual_MC, x_MC,
             squares_MT,
@@ -116,7 +129,7 @@ class Layers:
             if index in layers:
                 inputs[index] = residual_MC.to(weights.dtype, copy=True)
             self._turn_heads(index, layer, layout, state, query_MX)
-            self._attend(index, layer, layout, query_MX, attended_MX, spans, has_trees)
+            self.attend(index, layout, query_MX, attended_MX, spans=spans, has_trees=has_trees, tiles=state.tiles)
             self._add(layer.output, layout, attended_MX, state, norms[2 * index + 1])
             self._gate_units(layer, layout, state, units_MI)
             self._add(layer.down, layout, units_MI, state, norms[2 * index + 2])
@@ -137,11 +150,11 @@ class Layers:
     def score(self, hidden_WC: torch.Tensor) -> Scores:
         weights, count = self.weights, len(hidden_WC)
         vocabulary = len(weights.head_VC)
-        tiles = triton.cdiv(vocabulary, VOCABULARY_TILE)
+        tiles = _tiles(vocabulary, VOCABULARY_TILE)
         logits_WV = torch.empty(count, vocabulary, dtype=torch.float32, device=weights.device)
         best_WT, exponentials_WT = (logits_WV.new_empty(count, tiles) for _ in range(2))
         tokens_WT = torch.empty(count, tiles, dtype=torch.int32, device=weights.device)
-        scored[(triton.cdiv(count, ROWS), tiles)](
+        scored[(_tiles(count, ROWS), tiles)](
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
             BIASED=weights.head_bias_V is not None, **self.launch,
@@ -155,34 +168,42 @@ class Layers:
         each = (ROWS + columns) * block * self.weights.dtype.itemsize
         return {"num_stages": max(1, min(most, self._shared // each))}
 
-    def _low(self, state: "_State") -> int:
-        """Columns that a low-rank part adds to a product."""
-        return self.weights.rank if state.has_masks and not self.weights.is_merged else 0
+    def _launch(self, tiles: int) -> dict[str, Any]:
+        """Over so many tiles of rows. Where these fill the device, the next kernel would take their room."""
+        return self.launch | ({"AHEAD": LATE} if self.launch["AHEAD"] and self._is_crowded(tiles) else {})
 
-    def _masks(self, state: "_State") -> dict[str, bool]:
-        """How a product treats mask rows."""
-        return {"MERGED": self.weights.is_merged and state.has_masks, "LOW": self._low(state) > 0}
+    def _is_crowded(self, tiles: int) -> bool:
+        return tiles > 1 or self.tiles > _PROGRAMS // 2
 
     def _turn_heads(self, index: int, layer: Layer, layout: Layout, state: "_State", query_MX: torch.Tensor) -> None:
         weights, rows, product = self.weights, len(state.x_MC), layer.heads
         heads, key_heads = weights.query_heads, weights.key_heads
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        turned_heads[(heads + 2 * key_heads, state.tiles)](
+        programs = (heads + 2 * key_heads) * self.split + 3 * state.is_low
+        turned_heads[(state.tiles, programs)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.bias_N, layer.head_norms_2D,
-            product.down_RC, product.up_NR, weights.cosine_PD, weights.sine_PD, layout.blocks_M, layout.depths_M,
-            layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD, values_SGD,
-            state.real, rows, weights.epsilon,
-            C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, R=weights.rank,
-            PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
-            BT=power(self.tiles), **self._masks(state), BIASED=product.bias_N is not None,
-            HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
-            **self._loads(2 * self.half + self._low(state), self.block_k, 5),
+            product.down_RC, product.up_NR, *state.low(), weights.cosine_PD, weights.sine_PD, layout.blocks_M,
+            layout.depths_M, layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD,
+            values_SGD, state.real, rows, weights.epsilon,
+            C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, SPLIT=self.split,
+            R=weights.rank, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
+            BT=power(self.tiles), MERGED=state.is_merged, LOW=state.is_low, BIASED=product.bias_N is not None,
+            HEAD_NORMED=layer.head_norms_2D is not None, **self._launch(state.tiles),
+            **self._loads(max(2 * self.half, state.rank), self.block_k, 5),
         )  # fmt: skip
 
-    def _attend(
-        self, index: int, layer: Layer, layout: Layout, query_MX: torch.Tensor, output_MX: torch.Tensor, spans: int,
+    def attend(
+        self,
+        index: int,
+        layout: Layout,
+        query_MX: torch.Tensor,
+        output_MX: torch.Tensor,
+        *,
+        spans: int,
         has_trees: bool,
-    ) -> None:  # fmt: skip
+        tiles: int,
+    ) -> None:
+        """Of one layer."""
         weights, rows = self.weights, len(query_MX)
         heads, key_heads, size = weights.query_heads, weights.key_heads, weights.head_size
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
@@ -190,7 +211,7 @@ class Layers:
         sums = torch.empty(part * heads * spans, size, dtype=torch.float32, device=weights.device)
         bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
         shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power(size)), "SPAN": SPAN, "SPANS": spans,
-                 "WINDOW": layer.window, **self.launch}  # fmt: skip
+                 "WINDOW": weights.layers[index].window, **self._launch(tiles)}  # fmt: skip
         for first in range(0, rows, part):
             attended_spans[(len(layout.runs_R4), key_heads, spans)](
                 query_MX, keys_SGD, values_SGD, layout.runs_R4, layout.starts_B, layout.chains_B, layout.tails_RT,
@@ -208,29 +229,30 @@ class Layers:
     ) -> None:
         """`norm_C`: of the norm that reads the sum."""
         _, outputs, inputs = product.weight_KNC.shape
-        added[(self.tiles, state.tiles)](
-            inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, layout.masks_M,
+        block = power(min(self.sum_block_k, inputs))
+        added[(state.tiles, self.tiles + state.is_low)](
+            inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, *state.low(), layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
-            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=power(min(128, inputs)),
-            **self._masks(state), BIASED=product.bias_N is not None, **self.launch,
-            **self._loads(self.sum_tile + self._low(state), power(min(128, inputs)), 4),
+            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=block, MERGED=state.is_merged,
+            LOW=state.is_low, BIASED=product.bias_N is not None, **self._launch(state.tiles),
+            **self._loads(max(self.sum_tile, state.rank), block, 4),
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
         weights, product = self.weights, layer.units
-        tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
-        gated_units[(triton.cdiv(weights.inner, tile), state.tiles)](
-            state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, layout.masks_M,
-            units_MI, state.real, len(units_MI), weights.epsilon,
+        tile = self.unit_tile
+        gated_units[(state.tiles, _tiles(weights.inner, tile) + 2 * state.is_low)](
+            state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, *state.low(),
+            layout.masks_M, units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
-            BT=power(self.tiles), **self._masks(state), **self.launch,
-            **self._loads(2 * tile + 2 * self._low(state), self.block_k, 5),
+            BT=power(self.tiles), MERGED=state.is_merged, LOW=state.is_low, **self._launch(state.tiles),
+            **self._loads(max(2 * tile, state.rank), self.block_k, 5),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What goes from layer to layer."""
+    """What goes from layer to layer, and how mask rows are treated."""
 
     residual_MC: torch.Tensor
     x_MC: torch.Tensor
@@ -238,15 +260,38 @@ class _State:
     squares_MT: torch.Tensor
     """Tile by tile of the residual, the sum of its squares."""
     real: int
+    is_merged: bool
+    """Whether mask rows read weights of their own."""
+    is_low: bool
+    """Whether they get low-rank parts."""
+    rank: int
+    """Of these parts; 0 where there are none."""
+    tiles: int
+    """Of rows."""
+    low_MX: torch.Tensor | None
+    """What the first factors say of the rows."""
+    done: Iterator[torch.Tensor]
+    """Of every product to come, the count of those that have been said."""
 
-    @property
-    def has_masks(self) -> bool:
-        return self.real < len(self.x_MC)
+    @classmethod
+    def of(
+        cls, weights: Weights, residual_MC: torch.Tensor, x_MC: torch.Tensor, squares_MT: torch.Tensor, real: int
+    ) -> "_State":
+        rows = len(x_MC)
+        has_masks = real < rows
+        is_merged, is_low = has_masks and weights.is_merged, has_masks and not weights.is_merged
+        # No tile holds rows that read different weights.
+        tiles = _tiles(real, ROWS) + _tiles(rows - real, ROWS) if is_merged else _tiles(rows, ROWS)
+        low_MX, done_PT = None, ()
+        if is_low:
+            low_MX = x_MC.new_empty(rows, _MOST_PARTS * weights.rank)
+            done_PT = torch.zeros(_PRODUCTS * len(weights.layers), tiles, dtype=torch.int32, device=x_MC.device)
+        rank = weights.rank if is_low else 0
+        return cls(residual_MC, x_MC, squares_MT, real, is_merged, is_low, rank, tiles, low_MX, iter(done_PT))
 
-    @property
-    def tiles(self) -> int:
-        """Of rows: none holds both real rows and masks."""
-        return -(-self.real // ROWS) + -(-(len(self.x_MC) - self.real) // ROWS)
+    def low(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Of the next product."""
+        return self.low_MX, next(self.done) if self.is_low else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +303,23 @@ class Read:
     """Layer -> what it read, of the layers that were asked for; their number stands for the output head."""
 
 
+def _tiles(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
 def power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _launch(device: torch.device) -> dict[str, Any]:
+def _launching(device: torch.device) -> dict[str, Any]:
     """How kernels are launched here. Nothing is contracted: what a row says must not depend on what else is summed in a
     variant of a kernel."""
     if device.type != "cuda":
-        return {"AHEAD": False}
+        return {"AHEAD": OFF}
     is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"AHEAD": is_hopper, "enable_fp_fusion": False} | ({"launch_pdl": True} if is_hopper else {})
+    return {"AHEAD": EARLY if is_hopper else OFF, "enable_fp_fusion": False} | (
+        {"launch_pdl": True} if is_hopper else {}
+    )
 
 
 def _shared_memory(device: torch.device) -> int:

@@ -10,10 +10,14 @@ norm that comes next, as `x`, and the sum of squares of its own outputs; whoever
 end. So the products' inner loops hold nothing but loads and dots.
 
 A tile has 64 rows whatever the step has, and sums over the inputs in order: a row's bits do not depend on the others.
-Real rows come first, mask rows behind them, and no tile holds both. Mask rows read the weights with the adapter merged
-into them, which lie behind the others (MERGED); or its low-rank parts run beside the base's product (LOW): the first
-factor is stacked under the weight, the second is applied at the tile's end, times the row's gate. Merged, a step reads
-twice as many weights, and no tile takes longer than a plain one: that is what counts where a step is bound by latency.
+Real rows come first, mask rows behind them. There are two ways to an adapter's part in what mask rows get:
+
+    MERGED   they read weights of their own, into which the adapter is merged and which lie behind the base's; no tile
+             holds both kinds of rows. No tile takes longer than a plain one, but a step reads twice as many weights:
+             for small models, where it waits rather than reads.
+    LOW      the first programs of a tile of rows multiply these with the adapter's first factors, as if they stood
+             above the weight. When the others have their own product, that one is ready for the second factor: it is
+             applied at the tile's end, times the row's gate. Programs begin in their order, so nobody waits in vain.
 
 Shape letters: M rows, C inputs, N outputs, R rank, H query heads, G key-value heads, D head size, I inner units,
 S cache slots, V vocabulary.
@@ -25,7 +29,8 @@ S cache slots, V vocabulary.
 import triton
 import triton.language as tl
 
-from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin
+from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin, let_next_follow
+from stridelm.model.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, weights_of
 
 
 @triton.jit
@@ -34,8 +39,8 @@ def embedded(
     C: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One row per program: its token's embedding, or the one of its depth among masks."""
-    let_next_begin(AHEAD)
     await_inputs(AHEAD)
+    let_next_begin(AHEAD)  # not before: what the step before has left is all there, then
     row = tl.program_id(0)
     at = tl.arange(0, BC)
     depth = tl.load(masks + row)
@@ -53,69 +58,41 @@ def embedded(
     tl.store(squares + row * TILES + tile, tl.where(tile == 0, total, 0.0), mask=tile < TILES)
 
 
-@triton.jit
-def _tile_of(tile, real, M, BM: tl.constexpr):
-    """Rows of a tile, where they end, and whether they are masks."""
-    real_tiles = tl.cdiv(real, BM)
-    is_mask = tile >= real_tiles
-    first = tl.where(is_mask, real + (tile - real_tiles) * BM, tile * BM)
-    return first + tl.arange(0, BM), tl.where(is_mask, M, real), is_mask
-
-
-@triton.jit
-def _rows_of(x, row_M, k, end, C: tl.constexpr, BK: tl.constexpr):
-    at = k + tl.arange(0, BK)
-    return tl.load(x + row_M[:, None] * C + at[None, :], mask=(row_M[:, None] < end) & (at[None, :] < C), other=0.0)
-
-
-@triton.jit
-def _weights_of(weight, out_N, first, size: tl.constexpr, k, C: tl.constexpr, BK: tl.constexpr):
-    """Rows first + out_N of an N x C matrix, as far as `size` goes, transposed: BK x BN."""
-    at = k + tl.arange(0, BK)
-    held = (out_N[None, :] < size) & (at[:, None] < C)
-    return tl.load(weight + (first + out_N[None, :]).to(tl.int64) * C + at[:, None], mask=held, other=0.0)
-
-
-@triton.jit
-def _scale_of(squares, row_M, end, eps, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr):
-    """A norm's scale of each row, from what the tiles of the residual have summed."""
-    tile = tl.arange(0, BT)
-    held = (row_M[:, None] < end) & (tile[None, :] < TILES)
-    part_MT = tl.load(squares + row_M[:, None] * TILES + tile[None, :], mask=held, other=0.0)
-    return 1 / tl.sqrt(tl.sum(part_MT, axis=1) / C + eps)
-
-
-@triton.jit
-def _raised(low_MR, up, out_N, first, size: tl.constexpr, R: tl.constexpr):
-    """The second factor of a low-rank part on a tile of outputs."""
-    rank = tl.arange(0, R)
-    up_RN = tl.load(up + (first + out_N[None, :]) * R + rank[:, None], mask=out_N[None, :] < size, other=0.0)
-    return tl.dot(low_MR, up_RN, input_precision="ieee")
-
-
 @triton.jit(do_not_specialize=["real", "M"])
 def turned_heads(
-    x, squares, weight, bias, head_norms, down, up, cosine, sine,
+    x, squares, weight, bias, head_norms, down, up, low, done, cosine, sine,
     blocks, depths, offsets, masks, starts, tables, query, keys, values, real, M, eps,
-    C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SPLIT: tl.constexpr,
+    R: tl.constexpr,
     PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
     BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One head of one tile of rows. Its two halves are two products, since the rotation mixes them."""
+    """One head of one tile of rows, or one of the SPLIT parts of its halves. These are two products, since the rotation
+    mixes them."""
     let_next_begin(AHEAD)
-    head = tl.program_id(0)
-    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < 3:
+            if has_masks:
+                await_inputs(AHEAD)
+                scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, R, 3, BK)
+            return
+        own -= 3
+    head = own // SPLIT
+    half_N = own % SPLIT * HALF + tl.arange(0, HALF)
     if MERGED:
-        weight += is_mask.to(tl.int64) * ((H + 2 * G) * D * C)
-    fetch_rows(weight, head * D, 2 * HALF, (H + 2 * G) * D, C, AHEAD)
-    await_inputs(AHEAD)
-    half_N = tl.arange(0, HALF)
+        weight += of_masks.to(tl.int64) * ((H + 2 * G) * D * C)
+    fetch_rows(weight, head * D + own % SPLIT * HALF, HALF, (H + 2 * G) * D, C, AHEAD)
+    fetch_rows(weight, head * D + D // 2 + own % SPLIT * HALF, HALF, (H + 2 * G) * D, C, AHEAD)
     first, second = head * D, head * D + D // 2
     kind = (head >= H).to(tl.int32) + (head >= H + G).to(tl.int32)
     is_row_M = row_M < end
     is_half_N = half_N < D // 2
-    # What the end needs is asked for before the loop: each of these waits for the one before it.
+    # What the end needs is asked for first: each of these waits for the one before it.
     block_M = tl.load(blocks + row_M, mask=is_row_M, other=0)
     start_M = tl.load(starts + block_M, mask=is_row_M, other=0)
     position_M = start_M + tl.load(depths + row_M, mask=is_row_M, other=0)
@@ -125,24 +102,22 @@ def turned_heads(
     angle_MN = position_M[:, None] * (D // 2) + half_N[None, :]
     cosine_MN = tl.load(cosine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
     sine_MN = tl.load(sine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
-    scale_M = _scale_of(squares, row_M, end, eps, C, TILES, BT)
+    await_inputs(AHEAD)
+    scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
     one_MN = tl.zeros((BM, HALF), tl.float32)
     two_MN = tl.zeros((BM, HALF), tl.float32)
-    low_MR = tl.zeros((BM, R), tl.float32)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, end, C, BK)
-        one_MN = tl.dot(x_MK, _weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
-        two_MN = tl.dot(x_MK, _weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
-        if LOW:
-            down_KR = _weights_of(down, tl.arange(0, R), kind * R, R, k, C, BK)
-            low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
+        x_MK = rows_of(x, row_M, k, end, C, BK)
+        one_MN = tl.dot(x_MK, weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
+        two_MN = tl.dot(x_MK, weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
+    let_next_follow(AHEAD)
     one_MN *= scale_M[:, None]
     two_MN *= scale_M[:, None]
     if LOW:
-        gate_M = (tl.load(masks + row_M, mask=is_row_M, other=0) > 0).to(tl.float32)
-        gated_MR = (low_MR * (scale_M * gate_M)[:, None]).to(x.dtype.element_ty)
-        one_MN += _raised(gated_MR, up, half_N, first, D // 2, R)
-        two_MN += _raised(gated_MR, up, half_N, second, D // 2, R)
+        if has_masks:
+            await_low(done, tile, 3)
+            one_MN += raised(low, row_M, end, up, half_N, first, D // 2, kind, R, 3)
+            two_MN += raised(low, row_M, end, up, half_N, second, D // 2, kind, R, 3)
     if BIASED:
         one_MN += tl.load(bias + first + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
         two_MN += tl.load(bias + second + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
@@ -177,76 +152,89 @@ def turned_heads(
 
 @triton.jit(do_not_specialize=["real", "M"])
 def added(
-    inputs, weight, bias, down, up, masks, residual, norm, x, squares, real, M,
+    inputs, weight, bias, down, up, low, done, masks, residual, norm, x, squares, real, M,
     N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """residual += inputs weight^T, and what the next norm needs of the sum."""
     let_next_begin(AHEAD)
-    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < 1:
+            if has_masks:
+                await_inputs(AHEAD)
+                lower(inputs, row_M, end, down, 0, masks, row_M * 0 + 1.0, low, done, tile, C, R, 1, BK)
+            return
+        own -= 1
     if MERGED:
-        weight += is_mask.to(tl.int64) * (N * C)
-    fetch_rows(weight, tl.program_id(0) * BN, BN, N, C, AHEAD)
+        weight += of_masks.to(tl.int64) * (N * C)
+    fetch_rows(weight, own * BN, BN, N, C, AHEAD)
+    out_N = own * BN + tl.arange(0, BN)
+    norm_N = tl.load(norm + out_N, mask=out_N < N, other=0.0).to(tl.float32)
     await_inputs(AHEAD)
-    out_N = tl.program_id(0) * BN + tl.arange(0, BN)
     at_MN = row_M[:, None] * N + out_N[None, :]
     stored = (row_M[:, None] < end) & (out_N[None, :] < N)
     before_MN = tl.load(residual + at_MN, mask=stored, other=0.0)
     sum_MN = tl.zeros((BM, BN), tl.float32)
-    low_MR = tl.zeros((BM, R), tl.float32)
     for k in range(0, C, BK):
-        x_MK = _rows_of(inputs, row_M, k, end, C, BK)
-        sum_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
-        if LOW:
-            down_KR = _weights_of(down, tl.arange(0, R), 0, R, k, C, BK)
-            low_MR = tl.dot(x_MK, down_KR, low_MR, input_precision="ieee")
+        x_MK = rows_of(inputs, row_M, k, end, C, BK)
+        sum_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
+    let_next_follow(AHEAD)
     if LOW:
-        gate_M = (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
-        sum_MN += _raised((low_MR * gate_M[:, None]).to(inputs.dtype.element_ty), up, out_N, 0, N, R)
+        if has_masks:
+            await_low(done, tile, 1)
+            sum_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 1)
     if BIASED:
         sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
     sum_MN = before_MN + sum_MN
     tl.store(residual + at_MN, sum_MN, mask=stored)
-    norm_N = tl.load(norm + out_N, mask=out_N < N, other=0.0).to(tl.float32)
     tl.store(x + at_MN, (sum_MN * norm_N[None, :]).to(x.dtype.element_ty), mask=stored)
     total_M = tl.sum(tl.where(stored, sum_MN * sum_MN, 0.0), axis=1)
-    tl.store(squares + row_M * tl.num_programs(0) + tl.program_id(0), total_M, mask=row_M < end)
+    tl.store(squares + row_M * tl.cdiv(N, BN) + own, total_M, mask=row_M < end)
 
 
 @triton.jit(do_not_specialize=["real", "M"])
 def gated_units(
-    x, squares, weight, down, up, masks, units, real, M, eps,
+    x, squares, weight, down, up, low, done, masks, units, real, M, eps,
     N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up: the weight holds the N rows of the one, then those of the other."""
     let_next_begin(AHEAD)
-    row_M, end, is_mask = _tile_of(tl.program_id(1), real, M, BM)
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < 2:
+            if has_masks:
+                await_inputs(AHEAD)
+                scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, R, 2, BK)
+            return
+        own -= 2
     if MERGED:
-        weight += is_mask.to(tl.int64) * (2 * N * C)
-    fetch_rows(weight, tl.program_id(0) * BN, BN, 2 * N, C, AHEAD)
-    fetch_rows(weight, N + tl.program_id(0) * BN, BN, 2 * N, C, AHEAD)
+        weight += of_masks.to(tl.int64) * (2 * N * C)
+    fetch_rows(weight, own * BN, BN, 2 * N, C, AHEAD)
+    fetch_rows(weight, N + own * BN, BN, 2 * N, C, AHEAD)
     await_inputs(AHEAD)
-    out_N = tl.program_id(0) * BN + tl.arange(0, BN)
+    out_N = own * BN + tl.arange(0, BN)
     gate_MN = tl.zeros((BM, BN), tl.float32)
     up_MN = tl.zeros((BM, BN), tl.float32)
-    gate_low_MR = tl.zeros((BM, R), tl.float32)
-    up_low_MR = tl.zeros((BM, R), tl.float32)
-    scale_M = _scale_of(squares, row_M, end, eps, C, TILES, BT)
+    scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, end, C, BK)
-        gate_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
-        up_MN = tl.dot(x_MK, _weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
-        if LOW:
-            rank = tl.arange(0, R)
-            gate_low_MR = tl.dot(x_MK, _weights_of(down, rank, 0, R, k, C, BK), gate_low_MR, input_precision="ieee")
-            up_low_MR = tl.dot(x_MK, _weights_of(down, rank, R, R, k, C, BK), up_low_MR, input_precision="ieee")
+        x_MK = rows_of(x, row_M, k, end, C, BK)
+        gate_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
+        up_MN = tl.dot(x_MK, weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
+    let_next_follow(AHEAD)
     gate_MN *= scale_M[:, None]
     up_MN *= scale_M[:, None]
     if LOW:
-        gated_M = scale_M * (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
-        gate_MN += _raised((gate_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, 0, N, R)
-        up_MN += _raised((up_low_MR * gated_M[:, None]).to(x.dtype.element_ty), up, out_N, N, N, R)
+        if has_masks:
+            await_low(done, tile, 2)
+            gate_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 2)
+            up_MN += raised(low, row_M, end, up, out_N, N, N, 1, R, 2)
     gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
     up_MN = up_MN.to(x.dtype.element_ty).to(tl.float32)
     units_MN = gate_MN / (1 + tl.exp(-gate_MN)) * up_MN
@@ -284,13 +272,14 @@ def scored(
     row_M = tl.program_id(0) * BM + tl.arange(0, BM)
     sum_MN = tl.zeros((BM, BN), tl.float32)
     for k in range(0, C, BK):
-        x_MK = _rows_of(x, row_M, k, M, C, BK)
-        sum_MN = tl.dot(x_MK, _weights_of(weight, out_N, 0, V, k, C, BK), sum_MN, input_precision="ieee")
+        x_MK = rows_of(x, row_M, k, M, C, BK)
+        sum_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, V, k, C, BK), sum_MN, input_precision="ieee")
     if BIASED:
         sum_MN += tl.load(bias + out_N, mask=out_N < V, other=0.0).to(tl.float32)[None, :]
     stored = (row_M[:, None] < M) & (out_N[None, :] < V)
     at_MN = row_M[:, None].to(tl.int64) * V + out_N[None, :]
     tl.store(logits + at_MN, sum_MN, mask=stored)
+    let_next_follow(AHEAD)
     sum_MN = tl.where(out_N[None, :] < V, sum_MN, float("-inf"))
     best_M, place_M = tl.max(sum_MN, axis=1, return_indices=True)
     at_M = row_M * TILES + tile

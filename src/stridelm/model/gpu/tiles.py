@@ -1,0 +1,82 @@
+"""Triton functions: what the products of `products` have in common, a tile of rows against a tile of outputs.
+
+Shape letters: M rows of a tile, K inputs at once, N outputs of a tile, R rank, T tiles of the residual.
+"""
+
+# What a kernel is written in only looks like Python.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_of(tile, real, M, BM: tl.constexpr, MERGED: tl.constexpr):
+    """Rows of a tile, where they end, and which weights are theirs: those of masks are the second ones."""
+    kind = tile * 0
+    first = tile * BM
+    end = M
+    if MERGED:
+        real_tiles = tl.cdiv(real, BM)
+        kind = (tile >= real_tiles).to(tl.int32)
+        first = tl.where(kind > 0, real + (tile - real_tiles) * BM, first)
+        end = tl.where(kind > 0, M, real)
+    return first + tl.arange(0, BM), end, kind
+
+
+@triton.jit
+def rows_of(x, row_M, k, end, C: tl.constexpr, BK: tl.constexpr):
+    at = k + tl.arange(0, BK)
+    return tl.load(x + row_M[:, None] * C + at[None, :], mask=(row_M[:, None] < end) & (at[None, :] < C), other=0.0)
+
+
+@triton.jit
+def weights_of(weight, out_N, first, size: tl.constexpr, k, C: tl.constexpr, BK: tl.constexpr):
+    """Rows first + out_N of an N x C matrix, as far as `size` goes, transposed: BK x BN."""
+    at = k + tl.arange(0, BK)
+    held = (out_N[None, :] < size) & (at[:, None] < C)
+    return tl.load(weight + (first + out_N[None, :]).to(tl.int64) * C + at[:, None], mask=held, other=0.0)
+
+
+@triton.jit
+def scale_of(squares, row_M, end, eps, C: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr):
+    """A norm's scale of each row, from what the tiles of the residual have summed."""
+    tile = tl.arange(0, BT)
+    held = (row_M[:, None] < end) & (tile[None, :] < TILES)
+    part_MT = tl.load(squares + row_M[:, None] * TILES + tile[None, :], mask=held, other=0.0)
+    return 1 / tl.sqrt(tl.sum(part_MT, axis=1) / C + eps)
+
+
+@triton.jit
+def lower(
+    x, row_M, end, down, part, masks, scale_M, low, done, tile,
+    C: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The first factor of a part on a tile of rows, times the rows' gates; then say that it is there."""
+    low_MR = tl.zeros((row_M.shape[0], R), tl.float32)
+    rank = tl.arange(0, R)
+    for k in range(0, C, BK):
+        x_MK = rows_of(x, row_M, k, end, C, BK)
+        low_MR = tl.dot(x_MK, weights_of(down, rank, part * R, R, k, C, BK), low_MR, input_precision="ieee")
+    gate_M = (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
+    low_MR = low_MR * (scale_M * gate_M)[:, None]
+    to_MR = low + row_M[:, None] * (PARTS * R) + part * R + rank[None, :]
+    tl.store(to_MR, low_MR.to(low.dtype.element_ty), mask=(row_M < end)[:, None])
+    tl.debug_barrier()
+    tl.atomic_add(done + tile, 1)
+
+
+@triton.jit
+def await_low(done, tile, PARTS: tl.constexpr):
+    while tl.atomic_add(done + tile, 0) < PARTS:
+        pass
+
+
+@triton.jit
+def raised(low, row_M, end, up, out_N, first, size: tl.constexpr, part, R: tl.constexpr, PARTS: tl.constexpr):
+    """The second factor of a part on a tile of outputs."""
+    rank = tl.arange(0, R)
+    of_MR = low + row_M[:, None] * (PARTS * R) + part * R + rank[None, :]
+    low_MR = tl.load(of_MR, mask=(row_M < end)[:, None], other=0.0)
+    up_RN = tl.load(up + (first + out_N[None, :]) * R + rank[:, None], mask=out_N[None, :] < size, other=0.0)
+    return tl.dot(low_MR, up_RN, input_precision="ieee")
