@@ -54,8 +54,9 @@ def decode(subject: Subject) -> Iterator[Figures]:
     for group, prompts in subject.groups().items():
         found[group] = {way: [] for way in (*WAYS, PEER)}
         subject.say(f"{group}: warming up")
-        for way in WAYS:
-            answer(model, prompts[0], way, sizes.tokens)
+        for prompt in (min(prompts, key=len), max(prompts, key=len)):  # short texts and long ones are other graphs
+            for way in WAYS:
+                answer(model, prompt, way, sizes.tokens)
         _answer_of_transformers(subject, prompts[0], 2)
         for turn in range(sizes.rounds):
             # Nobody is always the first.

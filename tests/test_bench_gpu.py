@@ -17,6 +17,7 @@ import torch
 
 import gpu
 import gpu_answers
+import gpu_attention
 import gpu_large
 import gpu_rollouts
 import gpu_steps
@@ -28,12 +29,13 @@ from gpu_subject import SMOKE, Sizes, Subject
 from interpreted import DEVICE
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
-from stridelm.layout import lay_out, make_block
+from stridelm.layout import lay_out, lineage, make_block
 from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.weights import stack
 from stridelm.model.load import load_checkpoint
 from stridelm.model.torch_backend import parts_of
 from stridelm.settings import PLAIN, LoadSettings
+from stridelm.types import ROOT, DraftTree
 from tiny import load_tiny, plain_network, random_adapter
 
 TINY = Shape("tiny", layers=1, hidden=32, inner=48, heads=4, kv_heads=2, head_size=8, vocabulary=64)
@@ -179,6 +181,21 @@ def test_a_step_that_is_not_replayed_is_not_judged(subject: Subject, monkeypatch
     assert figures["is_replayed"] is False and figures["ratio"]["count"] == 1
     (row,) = gpu_tables._bars({"compile": figures | ended()})
     assert row[-1].startswith("not judged")
+
+
+def test_attention_is_timed_beside_torchs_own(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda function, **_: function)
+    subject.sizes = replace(SIZES, attention_rows=(9,), attention_contexts=(20,))
+    figures = last(gpu_attention.attention(subject))
+    ways = figures["steps"]["9 rows, context 20"]
+    assert set(ways) == {gpu_attention.OURS, gpu_attention.FLEX, gpu_attention.DENSE, "ratios"}
+    told = gpu_tables.gpu_tables({"attention": figures | ended()})
+    assert "| attention of one layer, µs | ours |" in told and "| 9 rows, context 20 |" in told
+
+
+def test_a_row_sees_its_ancestors() -> None:
+    rows = lay_out([make_block(3, [1], DraftTree.chain([1, 1], "x"), anchors=[ROOT, 1], masks=2)])
+    assert (gpu_attention.ancestors(rows.parents_Q) == lineage([int(each) for each in rows.parents_Q])[0]).all()
 
 
 def test_rollouts_count_the_same_tokens_for_everyone(subject: Subject) -> None:
