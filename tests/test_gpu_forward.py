@@ -102,7 +102,7 @@ def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path], monkeypat
         _, forward = load_gpu(folder)
         assert forward.run_layers.split == programs
         said.append(forward(rows, [forward.cache.open()])[0].logits_WV)
-    assert torch.allclose(*said, atol=1e-5)
+    assert torch.allclose(said[0], said[1], atol=1e-5)
 
 
 def test_layers_inputs_are_those_of_torch(tiny_folder: Callable[..., Path]) -> None:
