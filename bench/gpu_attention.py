@@ -56,9 +56,7 @@ def _ours(forward: GpuForward, rows: Rows, context: int) -> Callable[[], object]
     output_MX = torch.empty_like(query_MX)
 
     def attend() -> None:
-        layers.attend(
-            0, layout, query_MX, output_MX, spans=shape.spans, has_trees=shape.has_trees, tiles=1 + (shape.masks > 0)
-        )
+        layers.attend(0, layout, query_MX, output_MX, spans=shape.spans, has_trees=shape.has_trees)
 
     return attend
 

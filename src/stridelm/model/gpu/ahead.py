@@ -6,8 +6,9 @@ look up where their rows stand, and only then wait for what the kernel before wr
 `await_inputs` that a step's layers write, and nothing is written. Every program waits, so that whoever waits for it has
 waited for all before it, too.
 
-Who waits has a place on the device that others might need: where a kernel's programs fill the device by themselves, the
-next begins only when these come to their end (LATE), not when they do (EARLY).
+Who waits has a place on the device that others may need. So a kernel lets the next begin where little is left to do,
+not at its own start (H200, 135M, a step with drafts: 0.89 ms for 1.00). A large model's kernels fill the device with
+what they read; there beginning ahead costs more than it brings (8B: 5.5 ms a plain step for 4.9), and nobody does.
 """
 
 # What a kernel is written in only looks like Python.
@@ -16,22 +17,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-OFF, EARLY, LATE = 0, 1, 2
-"""What AHEAD may be."""
 _LINE = tl.constexpr(128)
 _MOST = tl.constexpr(32)
 
 
 @triton.jit
 def let_next_begin(AHEAD: tl.constexpr):
-    if AHEAD == 1:
-        gdc_launch_dependents()
-
-
-@triton.jit
-def let_next_follow(AHEAD: tl.constexpr):
-    """Where little is left to do."""
-    if AHEAD == 2:
+    if AHEAD:
         gdc_launch_dependents()
 
 

@@ -20,7 +20,7 @@ Shape letters: M query rows of a program (rows x heads), T keys of a span, D hea
 import triton
 import triton.language as tl
 
-from stridelm.model.gpu.ahead import await_inputs, let_next_begin, let_next_follow
+from stridelm.model.gpu.ahead import await_inputs, let_next_begin
 
 
 @triton.jit(do_not_specialize=["begin_row", "end_row"])
@@ -32,7 +32,6 @@ def attended_spans(
 ):  # fmt: skip
     """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Only what
     lies between two rows is noted."""
-    let_next_begin(AHEAD)
     run, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(runs + run * 4)
     count = tl.load(runs + run * 4 + 1)
@@ -88,7 +87,7 @@ def attended_spans(
     floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
     weight_MT = tl.exp(score_MT - floor_M[:, None])
     sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     number_M = first_row + row_M
     is_noted_M = held_M & (number_M >= begin_row) & (number_M < end_row)
     to_M = ((number_M - begin_row) * H + head * SHARE + at_M % SHARE) * SPANS + span
@@ -106,7 +105,6 @@ def joined(
     SPANS: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One row's spans, in order, for the query heads of one key head."""
-    let_next_begin(AHEAD)
     local, head = tl.program_id(0), tl.program_id(1)
     row = begin_row + local
     position = tl.load(starts + tl.load(blocks + row)) + tl.load(depths + row)
@@ -131,6 +129,6 @@ def joined(
         sum_XD = sum_XD * shrink_X[:, None] + own_XD * own_shrink_X[:, None]
         total_X = total_X * shrink_X + own_total_X * own_shrink_X
         best_X = higher_X
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     to_XD = row * (H * D) + (head * SHARE + at_X)[:, None] * D + at_D[None, :]
     tl.store(output + to_XD, (sum_XD / total_X[:, None]).to(output.dtype.element_ty), mask=held_XD)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from stridelm.model.gpu.ahead import EARLY, LATE, OFF
 from stridelm.model.gpu.attend import attended_spans, joined
 from stridelm.model.gpu.memory import PAGE, GpuMemory
 from stridelm.model.gpu.products import added, embedded, gated_units, normed_rows, scored, turned_heads
@@ -29,6 +28,10 @@ SPAN_FLOATS = 1 << 26
 TAIL = 64
 """Ancestors that a row may have among the drafts and masks of its block."""
 VOCABULARY_TILE = 128
+_LOADS_OF_HEAD = 4
+"""In flight, of a program: two of these find room side by side."""
+_WIDE = 1024
+"""Beyond this width a model's steps read rather than wait."""
 _WIDE_HEAD = 128
 _PRODUCTS = 4
 """Of a layer."""
@@ -85,8 +88,13 @@ class Layers:
 
     def __init__(self, weights: Weights, memory: GpuMemory) -> None:
         self.weights, self.memory = weights, memory
+        is_large = weights.width > _WIDE
         self.block_k = power(min(64, weights.width))
+        self.most_loads = 8 if is_large else 5
+        """In flight, of a program: a large model's keep the memory busy, a small one's are over before they are."""
         self.sum_block_k = 128
+        self.piece = min(32, weights.rank)
+        """Of a low-rank part, that a program computes."""
         self.unit_tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
         self.sum_tile = max(16, power(_tiles(weights.width, _PROGRAMS)))
         self.tiles = _tiles(weights.width, self.sum_tile)
@@ -95,7 +103,7 @@ class Layers:
         self.split = 1 if is_whole else 2
         """Programs of a head: where there are few heads, each has much to read."""
         self.half = max(16, power(weights.head_size // 2 // self.split))
-        self.launch = _launching(weights.device)
+        self.launch = _launching(weights.device, is_ahead=not is_large)
         self._shared = _shared_memory(weights.device)
         share = weights.query_heads // weights.key_heads
         self.run = max(1, ATTENDING // share)
@@ -118,7 +126,7 @@ class Layers:
             norm for layer in weights.layers for norm in (layer.norm_before_attention_C, layer.norm_before_units_C)
         ]
         norms.append(weights.norm_C)
-        state = _State.of(weights, residual_MC, x_MC, squares_MT, real)
+        state = _State.of(self, residual_MC, x_MC, squares_MT, real)
         embedded[(rows,)](
             layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, norms[0], residual_MC, x_MC,
             squares_MT,
@@ -129,7 +137,7 @@ class Layers:
             if index in layers:
                 inputs[index] = residual_MC.to(weights.dtype, copy=True)
             self._turn_heads(index, layer, layout, state, query_MX)
-            self.attend(index, layout, query_MX, attended_MX, spans=spans, has_trees=has_trees, tiles=state.tiles)
+            self.attend(index, layout, query_MX, attended_MX, spans=spans, has_trees=has_trees)
             self._add(layer.output, layout, attended_MX, state, norms[2 * index + 1])
             self._gate_units(layer, layout, state, units_MI)
             self._add(layer.down, layout, units_MI, state, norms[2 * index + 2])
@@ -158,38 +166,30 @@ class Layers:
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
             BIASED=weights.head_bias_V is not None, **self.launch,
-            **self._loads(VOCABULARY_TILE, self.block_k, 4),
+            **self._loads(VOCABULARY_TILE, self.block_k, _LOADS_OF_HEAD),
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
     def _loads(self, columns: int, block: int, most: int) -> dict[str, int]:
-        """So many loads in flight as fit: a kernel is over before a few of them are, so what counts is how early they
-        begin. `columns`: of the weights, beside the rows; `block`: inputs at once."""
+        """`columns`: of the weights, beside the rows; `block`: inputs at once."""
         each = (ROWS + columns) * block * self.weights.dtype.itemsize
         return {"num_stages": max(1, min(most, self._shared // each))}
-
-    def _launch(self, tiles: int) -> dict[str, Any]:
-        """Over so many tiles of rows. Where these fill the device, the next kernel would take their room."""
-        return self.launch | ({"AHEAD": LATE} if self.launch["AHEAD"] and self._is_crowded(tiles) else {})
-
-    def _is_crowded(self, tiles: int) -> bool:
-        return tiles > 1 or self.tiles > _PROGRAMS // 2
 
     def _turn_heads(self, index: int, layer: Layer, layout: Layout, state: "_State", query_MX: torch.Tensor) -> None:
         weights, rows, product = self.weights, len(state.x_MC), layer.heads
         heads, key_heads = weights.query_heads, weights.key_heads
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        programs = (heads + 2 * key_heads) * self.split + 3 * state.is_low
+        programs = (heads + 2 * key_heads) * self.split + 3 * state.pieces
         turned_heads[(state.tiles, programs)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.bias_N, layer.head_norms_2D,
             product.down_RC, product.up_NR, *state.low(), weights.cosine_PD, weights.sine_PD, layout.blocks_M,
             layout.depths_M, layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD,
             values_SGD, state.real, rows, weights.epsilon,
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, SPLIT=self.split,
-            R=weights.rank, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k, TILES=self.tiles,
-            BT=power(self.tiles), MERGED=state.is_merged, LOW=state.is_low, BIASED=product.bias_N is not None,
-            HEAD_NORMED=layer.head_norms_2D is not None, **self._launch(state.tiles),
-            **self._loads(max(2 * self.half, state.rank), self.block_k, 5),
+            R=weights.rank, BR=self.piece, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k,
+            TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0,
+            BIASED=product.bias_N is not None, HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
+            **self._loads(2 * self.half, self.block_k, self.most_loads),
         )  # fmt: skip
 
     def attend(
@@ -201,7 +201,6 @@ class Layers:
         *,
         spans: int,
         has_trees: bool,
-        tiles: int,
     ) -> None:
         """Of one layer."""
         weights, rows = self.weights, len(query_MX)
@@ -211,7 +210,7 @@ class Layers:
         sums = torch.empty(part * heads * spans, size, dtype=torch.float32, device=weights.device)
         bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
         shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power(size)), "SPAN": SPAN, "SPANS": spans,
-                 "WINDOW": weights.layers[index].window, **self._launch(tiles)}  # fmt: skip
+                 "WINDOW": weights.layers[index].window, **self.launch}  # fmt: skip
         for first in range(0, rows, part):
             attended_spans[(len(layout.runs_R4), key_heads, spans)](
                 query_MX, keys_SGD, values_SGD, layout.runs_R4, layout.starts_B, layout.chains_B, layout.tails_RT,
@@ -230,23 +229,23 @@ class Layers:
         """`norm_C`: of the norm that reads the sum."""
         _, outputs, inputs = product.weight_KNC.shape
         block = power(min(self.sum_block_k, inputs))
-        added[(state.tiles, self.tiles + state.is_low)](
+        added[(state.tiles, self.tiles + state.pieces)](
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, *state.low(), layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
-            N=outputs, C=inputs, R=self.weights.rank, BM=ROWS, BN=self.sum_tile, BK=block, MERGED=state.is_merged,
-            LOW=state.is_low, BIASED=product.bias_N is not None, **self._launch(state.tiles),
-            **self._loads(max(self.sum_tile, state.rank), block, 4),
+            N=outputs, C=inputs, R=self.weights.rank, BR=self.piece, BM=ROWS, BN=self.sum_tile, BK=block,
+            MERGED=state.is_merged, LOW=state.pieces > 0, BIASED=product.bias_N is not None, **self.launch,
+            **self._loads(max(self.sum_tile, self.piece if state.pieces else 0), block, self.most_loads),
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
         weights, product = self.weights, layer.units
         tile = self.unit_tile
-        gated_units[(state.tiles, _tiles(weights.inner, tile) + 2 * state.is_low)](
+        gated_units[(state.tiles, _tiles(weights.inner, tile) + 2 * state.pieces)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, *state.low(),
             layout.masks_M, units_MI, state.real, len(units_MI), weights.epsilon,
-            N=weights.inner, C=weights.width, R=weights.rank, BM=ROWS, BN=tile, BK=self.block_k, TILES=self.tiles,
-            BT=power(self.tiles), MERGED=state.is_merged, LOW=state.is_low, **self._launch(state.tiles),
-            **self._loads(max(2 * tile, state.rank), self.block_k, 5),
+            N=weights.inner, C=weights.width, R=weights.rank, BR=self.piece, BM=ROWS, BN=tile, BK=self.block_k,
+            TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0, **self.launch,
+            **self._loads(2 * tile, self.block_k, self.most_loads),
         )  # fmt: skip
 
 
@@ -262,10 +261,8 @@ class _State:
     real: int
     is_merged: bool
     """Whether mask rows read weights of their own."""
-    is_low: bool
-    """Whether they get low-rank parts."""
-    rank: int
-    """Of these parts; 0 where there are none."""
+    pieces: int
+    """In which each of their low-rank parts is computed; 0 where there are none."""
     tiles: int
     """Of rows."""
     low_MX: torch.Tensor | None
@@ -275,9 +272,9 @@ class _State:
 
     @classmethod
     def of(
-        cls, weights: Weights, residual_MC: torch.Tensor, x_MC: torch.Tensor, squares_MT: torch.Tensor, real: int
+        cls, layers: Layers, residual_MC: torch.Tensor, x_MC: torch.Tensor, squares_MT: torch.Tensor, real: int
     ) -> "_State":
-        rows = len(x_MC)
+        weights, rows = layers.weights, len(x_MC)
         has_masks = real < rows
         is_merged, is_low = has_masks and weights.is_merged, has_masks and not weights.is_merged
         # No tile holds rows that read different weights.
@@ -286,12 +283,12 @@ class _State:
         if is_low:
             low_MX = x_MC.new_empty(rows, _MOST_PARTS * weights.rank)
             done_PT = torch.zeros(_PRODUCTS * len(weights.layers), tiles, dtype=torch.int32, device=x_MC.device)
-        rank = weights.rank if is_low else 0
-        return cls(residual_MC, x_MC, squares_MT, real, is_merged, is_low, rank, tiles, low_MX, iter(done_PT))
+        pieces = weights.rank // layers.piece if is_low else 0
+        return cls(residual_MC, x_MC, squares_MT, real, is_merged, pieces, tiles, low_MX, iter(done_PT))
 
     def low(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Of the next product."""
-        return self.low_MX, next(self.done) if self.is_low else None
+        return self.low_MX, next(self.done, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,15 +308,14 @@ def power(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def _launching(device: torch.device) -> dict[str, Any]:
+def _launching(device: torch.device, *, is_ahead: bool) -> dict[str, Any]:
     """How kernels are launched here. Nothing is contracted: what a row says must not depend on what else is summed in a
     variant of a kernel."""
     if device.type != "cuda":
-        return {"AHEAD": OFF}
+        return {"AHEAD": False}
     is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"AHEAD": EARLY if is_hopper else OFF, "enable_fp_fusion": False} | (
-        {"launch_pdl": True} if is_hopper else {}
-    )
+    is_ahead = is_ahead and is_hopper
+    return {"AHEAD": is_ahead, "enable_fp_fusion": False} | ({"launch_pdl": True} if is_ahead else {})
 
 
 def _shared_memory(device: torch.device) -> int:

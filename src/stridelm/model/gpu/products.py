@@ -29,7 +29,7 @@ S cache slots, V vocabulary.
 import triton
 import triton.language as tl
 
-from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin, let_next_follow
+from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin
 from stridelm.model.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, weights_of
 
 
@@ -40,7 +40,6 @@ def embedded(
 ):  # fmt: skip
     """One row per program: its token's embedding, or the one of its depth among masks."""
     await_inputs(AHEAD)
-    let_next_begin(AHEAD)  # not before: what the step before has left is all there, then
     row = tl.program_id(0)
     at = tl.arange(0, BC)
     depth = tl.load(masks + row)
@@ -49,6 +48,7 @@ def embedded(
     else:
         token = tl.maximum(tl.load(ids + row), 0).to(tl.int64)  # a draft that is not there yet is -1
         value = tl.load(table + token * C + at, mask=at < C, other=0.0)
+    let_next_begin(AHEAD)
     value = value.to(tl.float32)
     tl.store(residual + row * C + at, value, mask=at < C)
     scale = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
@@ -63,25 +63,24 @@ def turned_heads(
     x, squares, weight, bias, head_norms, down, up, low, done, cosine, sine,
     blocks, depths, offsets, masks, starts, tables, query, keys, values, real, M, eps,
     C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SPLIT: tl.constexpr,
-    R: tl.constexpr,
-    PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
+    R: tl.constexpr, BR: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    TILES: tl.constexpr,
     BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one tile of rows, or one of the SPLIT parts of its halves. These are two products, since the rotation
     mixes them."""
-    let_next_begin(AHEAD)
     tile, own = tl.program_id(0), tl.program_id(1)
     row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
     has_masks = (tile + 1) * BM > real
     if LOW:
-        if own < 3:
+        if own < 3 * R // BR:
             if has_masks:
                 await_inputs(AHEAD)
                 scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
-                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, R, 3, BK)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, 3 * R, BR, BK)
             return
-        own -= 3
+        own -= 3 * R // BR
     head = own // SPLIT
     half_N = own % SPLIT * HALF + tl.arange(0, HALF)
     if MERGED:
@@ -110,12 +109,12 @@ def turned_heads(
         x_MK = rows_of(x, row_M, k, end, C, BK)
         one_MN = tl.dot(x_MK, weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
         two_MN = tl.dot(x_MK, weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     one_MN *= scale_M[:, None]
     two_MN *= scale_M[:, None]
     if LOW:
         if has_masks:
-            await_low(done, tile, 3)
+            await_low(done, tile, 3 * R // BR)
             one_MN += raised(low, row_M, end, up, half_N, first, D // 2, kind, R, 3)
             two_MN += raised(low, row_M, end, up, half_N, second, D // 2, kind, R, 3)
     if BIASED:
@@ -153,21 +152,21 @@ def turned_heads(
 @triton.jit(do_not_specialize=["real", "M"])
 def added(
     inputs, weight, bias, down, up, low, done, masks, residual, norm, x, squares, real, M,
-    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
     MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """residual += inputs weight^T, and what the next norm needs of the sum."""
-    let_next_begin(AHEAD)
     tile, own = tl.program_id(0), tl.program_id(1)
     row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
     has_masks = (tile + 1) * BM > real
     if LOW:
-        if own < 1:
+        if own < R // BR:
             if has_masks:
                 await_inputs(AHEAD)
-                lower(inputs, row_M, end, down, 0, masks, row_M * 0 + 1.0, low, done, tile, C, R, 1, BK)
+                lower(inputs, row_M, end, down, own, masks, row_M * 0 + 1.0, low, done, tile, C, R, BR, BK)
             return
-        own -= 1
+        own -= R // BR
     if MERGED:
         weight += of_masks.to(tl.int64) * (N * C)
     fetch_rows(weight, own * BN, BN, N, C, AHEAD)
@@ -181,10 +180,10 @@ def added(
     for k in range(0, C, BK):
         x_MK = rows_of(inputs, row_M, k, end, C, BK)
         sum_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     if LOW:
         if has_masks:
-            await_low(done, tile, 1)
+            await_low(done, tile, R // BR)
             sum_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 1)
     if BIASED:
         sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
@@ -198,22 +197,22 @@ def added(
 @triton.jit(do_not_specialize=["real", "M"])
 def gated_units(
     x, squares, weight, down, up, low, done, masks, units, real, M, eps,
-    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
     TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up: the weight holds the N rows of the one, then those of the other."""
-    let_next_begin(AHEAD)
     tile, own = tl.program_id(0), tl.program_id(1)
     row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
     has_masks = (tile + 1) * BM > real
     if LOW:
-        if own < 2:
+        if own < 2 * R // BR:
             if has_masks:
                 await_inputs(AHEAD)
                 scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
-                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, R, 2, BK)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, 2 * R, BR, BK)
             return
-        own -= 2
+        own -= 2 * R // BR
     if MERGED:
         weight += of_masks.to(tl.int64) * (2 * N * C)
     fetch_rows(weight, own * BN, BN, 2 * N, C, AHEAD)
@@ -227,12 +226,12 @@ def gated_units(
         x_MK = rows_of(x, row_M, k, end, C, BK)
         gate_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
         up_MN = tl.dot(x_MK, weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     gate_MN *= scale_M[:, None]
     up_MN *= scale_M[:, None]
     if LOW:
         if has_masks:
-            await_low(done, tile, 2)
+            await_low(done, tile, 2 * R // BR)
             gate_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 2)
             up_MN += raised(low, row_M, end, up, out_N, N, N, 1, R, 2)
     gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
@@ -245,7 +244,6 @@ def gated_units(
 @triton.jit
 def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr):
     """What the output head reads of the wanted rows, one per program; row -1 stands for none."""
-    let_next_begin(AHEAD)
     await_inputs(AHEAD)
     place = tl.program_id(0)
     row = tl.load(wanted + place)
@@ -254,6 +252,7 @@ def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr,
     value = tl.load(x + row * C + at, mask=held, other=0.0).to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(value * value, axis=0) / C + eps)
     weight = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    let_next_begin(AHEAD)
     tl.store(normed + place * C + at, (value * scale * weight).to(normed.dtype.element_ty), mask=at < C)
 
 
@@ -264,7 +263,6 @@ def scored(
     BIASED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Logits, and of every tile of tokens the best one, its logit, and the sum of e^(logit - that)."""
-    let_next_begin(AHEAD)
     await_inputs(AHEAD)
     # Tiles of rows that read the same weights run side by side, while these are in the cache.
     tile = tl.program_id(1)
@@ -279,7 +277,7 @@ def scored(
     stored = (row_M[:, None] < M) & (out_N[None, :] < V)
     at_MN = row_M[:, None].to(tl.int64) * V + out_N[None, :]
     tl.store(logits + at_MN, sum_MN, mask=stored)
-    let_next_follow(AHEAD)
+    let_next_begin(AHEAD)
     sum_MN = tl.where(out_N[None, :] < V, sum_MN, float("-inf"))
     best_M, place_M = tl.max(sum_MN, axis=1, return_indices=True)
     at_M = row_M * TILES + tile

@@ -49,26 +49,27 @@ def scale_of(squares, row_M, end, eps, C: tl.constexpr, TILES: tl.constexpr, BT:
 
 @triton.jit
 def lower(
-    x, row_M, end, down, part, masks, scale_M, low, done, tile,
-    C: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr, BK: tl.constexpr,
+    x, row_M, end, down, piece, masks, scale_M, low, done, tile,
+    C: tl.constexpr, ALL: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The first factor of a part on a tile of rows, times the rows' gates; then say that it is there."""
-    low_MR = tl.zeros((row_M.shape[0], R), tl.float32)
-    rank = tl.arange(0, R)
+    """A piece of the first factors, of which there are ALL rows, on a tile of rows, times these rows' gates; then say
+    that it is there."""
+    low_MR = tl.zeros((row_M.shape[0], BR), tl.float32)
+    rank = tl.arange(0, BR)
     for k in range(0, C, BK):
         x_MK = rows_of(x, row_M, k, end, C, BK)
-        low_MR = tl.dot(x_MK, weights_of(down, rank, part * R, R, k, C, BK), low_MR, input_precision="ieee")
+        low_MR = tl.dot(x_MK, weights_of(down, rank, piece * BR, BR, k, C, BK), low_MR, input_precision="ieee")
     gate_M = (tl.load(masks + row_M, mask=row_M < end, other=0) > 0).to(tl.float32)
     low_MR = low_MR * (scale_M * gate_M)[:, None]
-    to_MR = low + row_M[:, None] * (PARTS * R) + part * R + rank[None, :]
+    to_MR = low + row_M[:, None] * ALL + piece * BR + rank[None, :]
     tl.store(to_MR, low_MR.to(low.dtype.element_ty), mask=(row_M < end)[:, None])
     tl.debug_barrier()
     tl.atomic_add(done + tile, 1)
 
 
 @triton.jit
-def await_low(done, tile, PARTS: tl.constexpr):
-    while tl.atomic_add(done + tile, 0) < PARTS:
+def await_low(done, tile, PIECES: tl.constexpr):
+    while tl.atomic_add(done + tile, 0) < PIECES:
         pass
 
 
