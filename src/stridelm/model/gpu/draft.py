@@ -165,11 +165,6 @@ def _rows(matrix, row_R, is_row_R, at_K, S: tl.constexpr):
 
 
 @triton.jit
-def _times(row_RK, state_K):
-    return tl.sum(row_RK.to(tl.float32) * state_K[None, :], axis=1)
-
-
-@triton.jit
 def _half(inputs, row, at, SECOND: tl.constexpr, S: tl.constexpr):
     """Of what opens the gate, or (SECOND) of what is let in."""
     return tl.load(inputs + row * (2 * S) + SECOND * S + at, mask=at < S, other=0.0).to(tl.float32)
@@ -197,55 +192,66 @@ def _state_at(state, source, before, pending, read, mask, at, S: tl.constexpr, F
 def grown(
     tokens, scores, moves, before, read, carry, inverses, sources, ranks, nodes, state, new_state, ids, depth,
     NODES: tl.constexpr, X: tl.constexpr, X_BEFORE: tl.constexpr, RANKS: tl.constexpr, K: tl.constexpr,
-    N: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, FIRST: tl.constexpr,
+    N: tl.constexpr, S: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, FIRST: tl.constexpr,
     LAST: tl.constexpr, MOVED: tl.constexpr, SAMPLES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """A tile of the state of one node of one place; the first tile's program notes its token, too. The FIRST depth is
     that of the pending token's children, the LAST one's states are read by nobody.
 
     The next depth may begin once this one has awaited its inputs, not before: so it may read ahead what was written
-    before this depth. All that is left to do behind the wait is to read the state and to multiply by it."""
+    before this depth. All that is left to do behind the wait is to read the state and to multiply by it; the first
+    HELD tiles of the weights are there by then. J counts the inputs of a tile of the state, two by two: what opens the
+    gate, and what is let in."""
     number, place = tl.program_id(1), tl.program_id(2)
-    at_S = tl.program_id(0) * BS + tl.arange(0, BS)
+    at_S, at_J = tl.program_id(0) * BS + tl.arange(0, BS), tl.arange(0, 2 * BS)
     at_N, at_K = tl.arange(0, N), tl.arange(0, BK)
-    is_in_S, is_in_N = at_S < S, at_N < N
+    of_J = tl.program_id(0) * BS + at_J // 2
+    is_in_J, is_in_N = of_J < S, at_N < N
+    of_J += at_J % 2 * S
     first = place * (K * N + 1)
     pending, of_N = first + K * N, first + (depth - 1) * N + at_N
     source = place * X_BEFORE + tl.load(sources + number)
     own_rank, node = tl.load(ranks + number), tl.load(nodes + number)
+    inverse = tl.load(inverses + place)
+    carry_tiles = ()
+    move_tiles = ()
     if MOVED and not LAST:
-        gate_SK = _rows(carry, at_S, is_in_S, at_K, S)
-        fresh_SK = _rows(carry, S + at_S, is_in_S, at_K, S)
+        for tile in tl.static_range(HELD):
+            carry_tiles += (_rows(carry, of_J, is_in_J, tile * BK + at_K, S),)
     if FIRST:
         await_inputs(AHEAD)  # candidates and what is known of them come right before
     score_N = tl.load(scores + (place * K + depth - 1) * N + at_N)
     token_N = tl.load(tokens + of_N)
     if MOVED:
-        move_NK = _rows(moves, of_N, is_in_N, at_K, S)
+        for tile in tl.static_range(HELD):
+            move_tiles += (_rows(moves, of_N, is_in_N, tile * BK + at_K, S),)
         if not LAST:
-            at_NS = of_N[:, None] * (2 * S) + at_S[None, :]
-            gate_NS = tl.load(before + at_NS, mask=is_in_S[None, :], other=0.0)
-            fresh_NS = tl.load(before + at_NS + S, mask=is_in_S[None, :], other=0.0)
-            gate_S = _half(read, place * K + depth, at_S, False, S)
-            fresh_S = _half(read, place * K + depth, at_S, True, S)
+            at_NJ = of_N[:, None] * (2 * S) + of_J[None, :]
+            before_NJ = tl.load(before + at_NJ, mask=is_in_J[None, :], other=0.0).to(tl.float32)
+            read_J = tl.load(read + (place * K + depth) * (2 * S) + of_J, mask=is_in_J, other=0.0).to(tl.float32)
     if not FIRST:
         await_inputs(AHEAD)
     let_next_begin(AHEAD)
     if MOVED:
-        state_K = _state_at(state, source, before, pending, read, place * K, at_K, S, FIRST)
-        more_N = _times(move_NK, state_K)
-        if not LAST:
-            old_S = _state_at(state, source, before, pending, read, place * K, at_S, S, FIRST)
-            gate_S += _times(gate_SK, state_K)
-            fresh_S += _times(fresh_SK, state_K)
-        for k in range(BK, S, BK):  # of a state that is too large to be read ahead
-            state_K = _state_at(state, source, before, pending, read, place * K, k + at_K, S, FIRST)
-            more_N += _times(_rows(moves, of_N, is_in_N, k + at_K, S), state_K)
+        # All of it is asked for at once: what is multiplied comes behind barriers.
+        old_S = _state_at(state, source, before, pending, read, place * K, at_S, S, FIRST)
+        state_tiles = ()
+        for tile in tl.static_range(HELD):
+            at_tile_K = tile * BK + at_K
+            state_tiles += (_state_at(state, source, before, pending, read, place * K, at_tile_K, S, FIRST),)
+        move_NK = tl.zeros((N, BK), tl.float32)
+        carry_JK = tl.zeros((2 * BS, BK), tl.float32)
+        for tile in tl.static_range(HELD):
+            move_NK += move_tiles[tile] * state_tiles[tile][None, :]
             if not LAST:
-                gate_S += _times(_rows(carry, at_S, is_in_S, k + at_K, S), state_K)
-                fresh_S += _times(_rows(carry, S + at_S, is_in_S, k + at_K, S), state_K)
+                carry_JK += carry_tiles[tile] * state_tiles[tile][None, :]
+        for k in range(HELD * BK, S, BK):
+            state_K = _state_at(state, source, before, pending, read, place * K, k + at_K, S, FIRST)
+            move_NK += _rows(moves, of_N, is_in_N, k + at_K, S) * state_K[None, :]
+            if not LAST:
+                carry_JK += _rows(carry, of_J, is_in_J, k + at_K, S) * state_K[None, :]
+        more_N = tl.sum(move_NK, axis=1)
         if SAMPLES:
-            inverse = tl.load(inverses + place)
             more_N *= tl.where(inverse > 0, inverse, 1.0)
         score_N += more_N
     chosen = tl.full((), 0, tl.int32)
@@ -254,9 +260,10 @@ def grown(
         chosen = tl.where(rank == own_rank, at_best, chosen)
         score_N = tl.where(at_N == at_best, float("-inf"), score_N)
     is_chosen_N = at_N == chosen
+    if MOVED and not LAST:
+        input_J = tl.sum(carry_JK, axis=1) + read_J
+        input_J += tl.sum(tl.where(is_chosen_N[:, None], before_NJ, 0.0), axis=0)
+        gate_S, fresh_S = tl.split(tl.reshape(input_J, (BS, 2)))
+        tl.store(new_state + (place * X + number) * S + at_S, _carried(old_S, gate_S, fresh_S), mask=at_S < S)
     if tl.program_id(0) == 0:
         tl.store(ids + place * NODES + node, tl.sum(tl.where(is_chosen_N, token_N, 0), axis=0))
-    if MOVED and not LAST:
-        gate_S += tl.sum(tl.where(is_chosen_N[:, None], gate_NS.to(tl.float32), 0.0), axis=0)
-        fresh_S += tl.sum(tl.where(is_chosen_N[:, None], fresh_NS.to(tl.float32), 0.0), axis=0)
-        tl.store(new_state + (place * X + number) * S + at_S, _carried(old_S, gate_S, fresh_S), mask=is_in_S)

@@ -4,7 +4,7 @@ Shape letters: B places, K masks, N candidates, X nodes of a depth, S state of t
 """
 
 # A kernel is launched with plain numbers where it names constants.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,10 @@ from stridelm.model.gpu.weights import Drafting
 CANDIDATES = 16
 """The likeliest tokens of each mask, among which its drafts are chosen."""
 _STATE_TILE = 16
-_AHEAD = 2048
-"""Bytes of a row of weights that registers hold until the state is there."""
+_READ_AT_ONCE = 512
+"""Bytes of a row that a warp reads in one instruction."""
+_HELD = 4
+"""Times as much that registers hold of a row of the sequential head's weights until the state is there."""
 _FEW_OUTPUTS, _MANY_OUTPUTS = 32, 64
 """Of a tile of what the sequential head takes in: many tiles fill the device where there is one place, large ones read
 less where there are several."""
@@ -62,11 +64,13 @@ class Growth:
             scores.logits_WV, scores.best_WT, noisy and noisy.best_RT, layout.ids_M, ends_at_B, layout.starts_B,
             drawing.inverses_B, drawing.keys_B, tokens, scores_BKN, real,
             NODES=template.nodes, K=masks, N=CANDIDATES, V=vocabulary, TILES=tiles, TILE_TILE=power(tiles),
-            VT=VOCABULARY_TILE, SAMPLES=noisy is not None, **self.layers.launch, num_warps=1,
+            VT=VOCABULARY_TILE, SAMPLES=noisy is not None, **self.layers.launch,
+            num_warps=1 if noisy is None else 4,  # one warp needs no shared memory, noise takes more of them
         )  # fmt: skip
         drafting = weights.drafting
         taken = None if drafting is None else self._take_in(drafting, tokens, scores, ends_at_B)
         size = 1 if drafting is None else drafting.size
+        tile = min(power(size), _READ_AT_ONCE // weights.dtype.itemsize)
         state = None
         for depth, level in enumerate(self._levels[1:], start=1):
             is_last, count = depth == len(self._levels) - 1, len(level.nodes_X)
@@ -76,15 +80,13 @@ class Growth:
                 drafting and drafting.carry_weight_SS, drawing.inverses_B, level.sources_X, level.ranks_X,
                 level.nodes_X, state, new_state, layout.ids_M, depth,
                 NODES=template.nodes, X=count, X_BEFORE=len(self._levels[depth - 1].nodes_X), RANKS=level.ranks,
-                K=masks, N=CANDIDATES, S=size, BS=_STATE_TILE, BK=min(power(size), _AHEAD // weights.dtype.itemsize),
+                K=masks, N=CANDIDATES, S=size, BS=_STATE_TILE, BK=tile, HELD=min(_HELD, triton.cdiv(size, tile)),
                 FIRST=depth == 1, LAST=is_last, MOVED=drafting is not None, SAMPLES=noisy is not None,
                 **self.layers.launch, num_warps=8,
             )  # fmt: skip
             state = new_state
 
-    def _take_in(
-        self, drafting: Drafting, tokens: torch.Tensor, scores: Scores, ends_at_B: torch.Tensor
-    ) -> "_TakenIn":
+    def _take_in(self, drafting: Drafting, tokens: torch.Tensor, scores: Scores, ends_at_B: torch.Tensor) -> "_TakenIn":
         template, weights, places = self.template, self.layers.weights, self.places
         size, rows, masks = drafting.size, len(tokens), places * template.masks
         tile = _FEW_OUTPUTS if places == 1 else _MANY_OUTPUTS
@@ -124,4 +126,3 @@ def _level(template: Template, nodes: list[int], before: list[int], device: torc
     sources = [before.index(parent) if before else 0 for parent in parents]
     tensors = (torch.tensor(each, dtype=torch.int32, device=device) for each in (nodes, sources, ranks))
     return _Level(*tensors, ranks=max(ranks) + 1)
-
