@@ -135,14 +135,16 @@ def test_a_large_state_is_read_in_parts(layers: Layers, held: int, monkeypatch: 
     monkeypatch.setattr(growth, "_HELD", held)
     head = random_head(layers.weights.width, 29)
     own = layers_with(layers, head)
-    scores = scores_of(4 * drawn(CHAIN.rows, VOCABULARY), own.weights.width)
-    assert drafts_of(own, CHAIN, scores, [5], [1]) == expected(own, head, CHAIN, scores, [5], [1])
+    template, pending, ends_at = Template.chain(6), [5, 6, 7], [1, 0, 6]
+    scores = scores_of(drawn(3 * template.rows, VOCABULARY), own.weights.width)
+    found = drafts_of(own, template, scores, pending, ends_at)
+    assert found == expected(own, head, template, scores, pending, ends_at)
 
 
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 130])
 def test_of_equal_candidates_the_first_come_first(layers: Layers, vocabulary: int) -> None:
-    """Also of those in several tiles, of which there may be fewer than candidates."""
-    logits_WV = drawn(2 * FAN.rows, vocabulary).round()
+    """Also of those in several tiles, of which there may be fewer than candidates; and of scores below 0."""
+    logits_WV = drawn(2 * FAN.rows, vocabulary).round() - 10
     assert len(logits_WV[0].unique()) < CANDIDATES
     own = layers_with(layers, None)
     scores = scores_of(logits_WV, own.weights.width)

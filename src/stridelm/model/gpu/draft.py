@@ -233,7 +233,7 @@ def grown(
         await_inputs(AHEAD)
     let_next_begin(AHEAD)
     if MOVED:
-        # All of it is asked for at once: what is multiplied comes behind barriers.
+        # All of it is asked for before any is used: barriers stand before each product.
         old_S = _state_at(state, source, before, pending, read, place * K, at_S, S, FIRST)
         state_tiles = ()
         for tile in tl.static_range(HELD):

@@ -75,7 +75,7 @@ class Drafting:
     bias_S: torch.Tensor
     carry_weight_SS: torch.Tensor
     write_weight_SC: torch.Tensor
-    """Of what a token's row of the output head says of the state: as written, the other way round."""
+    """Transposed: it is multiplied by rows of the output head."""
 
     @classmethod
     def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "Drafting":
