@@ -85,7 +85,7 @@ def random_weights(shape: Shape, rank: int, state: int, dtype: torch.dtype, devi
         scaling=shape.head_size**-0.5,
         drafting=Drafting(
             state, draw(2 * state, width), draw(2 * state, width), draw(2 * state), draw(2 * state, state),
-            draw(width, state),
+            draw(state, width),
         ),
     )  # fmt: skip
 

@@ -4,20 +4,28 @@ Shape letters: B places, K masks, N candidates, X nodes of a depth, S state of t
 """
 
 # A kernel is launched with plain numbers where it names constants.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
+import triton
 
-from stridelm.model.gpu.draft import candidates, grown
-from stridelm.model.gpu.layers import VOCABULARY_TILE, Layers, Layout, Scores, power
+from stridelm.model.gpu.draft import candidates, grown, taken_in
+from stridelm.model.gpu.layers import ROWS, VOCABULARY_TILE, Layers, Layout, Scores, power
 from stridelm.model.gpu.sample import Drawing
 from stridelm.model.gpu.template import Template
+from stridelm.model.gpu.weights import Drafting
 
 CANDIDATES = 16
 """The likeliest tokens of each mask, among which its drafts are chosen."""
 _STATE_TILE = 16
+_READ_AT_ONCE = 512
+"""Bytes of a row that a warp reads in one instruction."""
+_HELD = 4
+"""Times as much that registers hold of a row of the sequential head's weights until the state is there."""
+_FEW_OUTPUTS, _MANY_OUTPUTS = 32, 64
+"""Of a tile of what the sequential head takes in: many tiles fill the device where there is one place, large ones read
+less where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +51,71 @@ class Growth:
             _level(template, nodes, by_depth[depth - 1] if depth else [], device)
             for depth, nodes in enumerate(by_depth)
         ]
-        assert max(len(level.nodes_X) for level in self._levels) <= 16, "a tile of nodes has 16"
 
     def __call__(self, scores: Scores, layout: Layout, drawing: Drawing, ends_at_B: torch.Tensor) -> None:
         """Write the tokens of the nodes into `layout`. `ends_at_B`: the node where each place's walk has ended."""
         template, weights, places = self.template, self.layers.weights, self.places
         device, masks, real = weights.device, template.masks, self.places * template.nodes
         vocabulary, tiles = scores.logits_WV.shape[1], scores.best_WT.shape[1]
-        tokens = torch.empty(places, masks * CANDIDATES + 1, dtype=torch.int32, device=device)
+        tokens = torch.empty(places * (masks * CANDIDATES + 1), dtype=torch.int32, device=device)
         scores_BKN = torch.empty(places, masks, CANDIDATES, dtype=torch.float32, device=device)
-        outputs_BKC = scores.hidden_WC.new_empty(places, masks, weights.width)
         noisy = drawing.at_masks(scores, layout, template, ends_at_B) if drawing.kind else None
         candidates[(places, masks)](
-            scores.logits_WV, scores.best_WT, noisy and noisy.best_RT, scores.hidden_WC, layout.ids_M, ends_at_B,
-            layout.starts_B, drawing.inverses_B, drawing.keys_B, tokens, scores_BKN, outputs_BKC, real,
+            scores.logits_WV, scores.best_WT, noisy and noisy.best_RT, layout.ids_M, ends_at_B, layout.starts_B,
+            drawing.inverses_B, drawing.keys_B, tokens, scores_BKN, real,
             NODES=template.nodes, K=masks, N=CANDIDATES, V=vocabulary, TILES=tiles, TILE_TILE=power(tiles),
-            VT=VOCABULARY_TILE, C=weights.width, BC=power(weights.width), SAMPLES=noisy is not None,
-            **self.layers.launch,
+            VT=VOCABULARY_TILE, SAMPLES=noisy is not None, **self.layers.launch,
+            num_warps=1 if noisy is None else 4,  # one warp needs no shared memory, noise takes more of them
         )  # fmt: skip
         drafting = weights.drafting
-        moves = before = read = state = None
-        if drafting is not None:
-            moves = weights.head_VC[tokens.flatten()] @ drafting.write_weight_CS
-            before = functional.linear(_unit(weights.embedding_VC[tokens.flatten()]), drafting.before_weight_SC)
-            read = functional.linear(_unit(outputs_BKC.flatten(0, 1)), drafting.output_weight_SC, drafting.bias_S)
+        taken = None if drafting is None else self._take_in(drafting, tokens, scores, ends_at_B)
         size = 1 if drafting is None else drafting.size
-        for depth, level in enumerate(self._levels):
+        tile = min(power(size), _READ_AT_ONCE // weights.dtype.itemsize)
+        state = None
+        for depth, level in enumerate(self._levels[1:], start=1):
             is_last, count = depth == len(self._levels) - 1, len(level.nodes_X)
-            if drafting is None and depth == 0:
-                continue  # there is nothing to read
             new_state = torch.empty(places * count, size, dtype=torch.float32, device=device)
-            grown[(1 if is_last or drafting is None else -(-size // _STATE_TILE), places)](
-                tokens, scores_BKN, moves, before, read, drafting and drafting.carry_weight_SS, drawing.inverses_B,
-                level.sources_X, level.ranks_X, level.nodes_X, state, new_state, layout.ids_M, depth,
-                NODES=template.nodes, X=count, X_BEFORE=len(self._levels[depth - 1].nodes_X) if depth else 0,
-                RANKS=level.ranks, K=masks, N=CANDIDATES, S=size, BX=16, BS=_STATE_TILE, BK=64, FIRST=depth == 0,
-                LAST=is_last, MOVED=drafting is not None, SAMPLES=noisy is not None, **self.layers.launch,
+            grown[(1 if is_last or drafting is None else triton.cdiv(size, _STATE_TILE), count, places)](
+                tokens, scores_BKN, taken and taken.moves, taken and taken.before, taken and taken.read,
+                drafting and drafting.carry_weight_SS, drawing.inverses_B, level.sources_X, level.ranks_X,
+                level.nodes_X, state, new_state, layout.ids_M, depth,
+                NODES=template.nodes, X=count, X_BEFORE=len(self._levels[depth - 1].nodes_X), RANKS=level.ranks,
+                K=masks, N=CANDIDATES, S=size, BS=_STATE_TILE, BK=tile, HELD=min(_HELD, triton.cdiv(size, tile)),
+                FIRST=depth == 1, LAST=is_last, MOVED=drafting is not None, SAMPLES=noisy is not None,
+                **self.layers.launch, num_warps=8,
             )  # fmt: skip
             state = new_state
+
+    def _take_in(self, drafting: Drafting, tokens: torch.Tensor, scores: Scores, ends_at_B: torch.Tensor) -> "_TakenIn":
+        template, weights, places = self.template, self.layers.weights, self.places
+        size, rows, masks = drafting.size, len(tokens), places * template.masks
+        tile = _FEW_OUTPUTS if places == 1 else _MANY_OUTPUTS
+        taken = _TakenIn(
+            weights.head_VC.new_empty(rows, size),
+            weights.head_VC.new_empty(rows, 2 * size),
+            weights.head_VC.new_empty(masks, 2 * size),
+        )
+        columns = triton.cdiv(size, tile) + triton.cdiv(2 * size, tile)
+        taken_in[(columns, triton.cdiv(rows, ROWS) + triton.cdiv(masks, ROWS))](
+            tokens, ends_at_B, scores.hidden_WC, weights.head_VC, weights.embedding_VC, drafting.write_weight_SC,
+            drafting.before_weight_SC, drafting.output_weight_SC, drafting.bias_S, taken.moves, taken.before,
+            taken.read, places * template.nodes,
+            B=places, NODES=template.nodes, K=template.masks, N=CANDIDATES, S=size, C=weights.width, BM=ROWS, BN=tile,
+            BK=self.layers.block_k, **self.layers.launch, num_stages=8 // weights.dtype.itemsize,
+        )  # fmt: skip
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _TakenIn:
+    """What the sequential head takes from all that may be drafted, and gives to it."""
+
+    moves: torch.Tensor
+    """Of every candidate, the pending token among them, what its score gains per unit of state."""
+    before: torch.Tensor
+    """Of every one, what is added to both halves of the state's input where it comes before."""
+    read: torch.Tensor
+    """Of every mask, the same."""
 
 
 def _level(template: Template, nodes: list[int], before: list[int], device: torch.device) -> _Level:
@@ -91,8 +126,3 @@ def _level(template: Template, nodes: list[int], before: list[int], device: torc
     sources = [before.index(parent) if before else 0 for parent in parents]
     tensors = (torch.tensor(each, dtype=torch.int32, device=device) for each in (nodes, sources, ranks))
     return _Level(*tensors, ranks=max(ranks) + 1)
-
-
-def _unit(x_XC: torch.Tensor) -> torch.Tensor:
-    """As the sequential head reads outputs and embeddings."""
-    return functional.rms_norm(x_XC.float(), x_XC.shape[-1:]).to(x_XC.dtype)

@@ -74,7 +74,8 @@ class Drafting:
     """Of the token before."""
     bias_S: torch.Tensor
     carry_weight_SS: torch.Tensor
-    write_weight_CS: torch.Tensor
+    write_weight_SC: torch.Tensor
+    """Transposed: it is multiplied by rows of the output head."""
 
     @classmethod
     def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "Drafting":
@@ -88,7 +89,7 @@ class Drafting:
                     head.read.weight[:, width:],
                     head.read.bias,
                     head.carry.weight,
-                    head.write.weight,
+                    head.write.weight.T,
                 )
             ),
         )
