@@ -97,7 +97,7 @@ def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path], monkeypat
     folder = tiny_folder("llama", head_dim=64)
     rows = lay_out([make_block(0, PROMPT)])
     said: list[torch.Tensor] = []
-    for narrowest, programs in ((128, 1), (64, 2)):
+    for narrowest, programs in ((65, 1), (64, 2)):
         monkeypatch.setattr(layers, "_WIDE_HEAD", narrowest)
         _, forward = load_gpu(folder)
         assert forward.run_layers.split == programs

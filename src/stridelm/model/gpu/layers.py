@@ -32,7 +32,7 @@ _LOADS_OF_HEAD = 4
 """In flight, of a program: two of these find room side by side."""
 _WIDE = 1024
 """Beyond this width a model's steps read rather than wait."""
-_WIDE_HEAD = 128
+_WIDE_HEAD = 64
 _PRODUCTS = 4
 """Of a layer."""
 _MOST_PARTS = 3

@@ -15,7 +15,8 @@ from stridelm.model.gpu.template import Template
 from stridelm.model.kv_cache import Table
 from stridelm.types import ROOT, Rows
 
-_ROWS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+_ROWS = (1, 8, 16, 32, 56, 64, 96, 128, 192, 256, 384, 512)
+"""56 masks and eight real rows are a tile."""
 _BLOCKS = (1, 8, 64)
 _LEAST_SPANS = 4
 _BEYOND = 512
@@ -51,7 +52,7 @@ class Shape:
             masks=masks,
             wanted=_fit(wanted, _ROWS) if wanted else 0,
             blocks=blocks,
-            runs=real + masks if has_trees else min(real, blocks + real // run),
+            runs=real + masks if has_trees else _most_runs(real, blocks, run) + _most_runs(masks, blocks, run),
             spans=spans_for(int(rows.positions_Q.max()) + 1),
             has_trees=has_trees,
         )
@@ -60,6 +61,11 @@ class Shape:
 def spans_for(tokens: int) -> int:
     """How many spans texts of so many tokens have room in: a power of two, so that few shapes occur."""
     return 1 << (max(_LEAST_SPANS, -(-tokens // SPAN)) - 1).bit_length()
+
+
+def _most_runs(rows: int, blocks: int, run: int) -> int:
+    """Of rows of one kind, if each block's are a chain: its real rows and its masks do not stand together."""
+    return min(rows, blocks + rows // run)
 
 
 def _fit(count: int, sizes: tuple[int, ...]) -> int:

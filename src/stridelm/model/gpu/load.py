@@ -29,13 +29,9 @@ class Stacked:
 def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None:
     """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
     something."""
-    device = network.device
-    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    if not is_supported(network, adapter):
+    if not _has_kernels(network.device) or not is_supported(network, adapter):
         return None
     expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
-    torch.cuda.set_device(device)  # Triton launches on the current one
     weights = stack(network, adapter)
     gate = None if adapter is None else TorchGate(network, adapter)
     try:
@@ -47,6 +43,13 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None
         log.warning("the GPU kernels give other logits (relative difference %.1e): torch runs this model", apart)
         return None
     return Stacked(weights, gate)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    torch.cuda.set_device(device)  # Triton launches on the current one
+    return True
 
 
 def _trial(network: PreTrainedModel, weights: Weights, gate: TorchGate | None) -> torch.Tensor:
