@@ -56,7 +56,7 @@ class Sizes:
     """Of rollouts and users at once."""
     exact_prompts: int = 200
     at_once: int = 32
-    alone: int = 16
+    alone: int = 64
     """Prompts of `exact` that are answered one at a time as well."""
     attention_rows: tuple[int, ...] = (1, 9, 64)
     attention_contexts: tuple[int, ...] = (512, 4096)

@@ -36,7 +36,7 @@ def load_tiny_model(
     return get
 
 
-@pytest.mark.parametrize(("family", "masks"), [("llama", 2), ("qwen2", 0)])
+@pytest.mark.parametrize(("family", "masks"), [("llama", 2), ("mistral", 0)])
 def test_what_passes_the_trial_runs_there(
     family: str, masks: int, load_tiny_model: Callable[..., LanguageModel], caplog: pytest.LogCaptureFixture
 ) -> None:
