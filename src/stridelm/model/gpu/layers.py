@@ -170,10 +170,12 @@ class Layers:
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
-    def _loads(self, columns: int, block: int, most: int) -> dict[str, int]:
-        """`columns`: of the weights, beside the rows; `block`: inputs at once."""
-        each = (ROWS + columns) * block * self.weights.dtype.itemsize
-        return {"num_stages": max(1, min(most, self._shared // each))}
+    def _loads(self, columns: int, block: int, most: int, state: "_State | None" = None) -> dict[str, int]:
+        """`columns`: of the weights, beside the rows; `block`: inputs at once; `state`: of whose low-rank parts the
+        second factors are held, too."""
+        size = self.weights.dtype.itemsize
+        held = columns * self.weights.rank * size if state is not None and state.pieces else 0
+        return {"num_stages": max(1, min(most, (self._shared - held) // ((ROWS + columns) * block * size)))}
 
     def _turn_heads(self, index: int, layer: Layer, layout: Layout, state: "_State", query_MX: torch.Tensor) -> None:
         weights, rows, product = self.weights, len(state.x_MC), layer.heads
@@ -189,7 +191,7 @@ class Layers:
             R=weights.rank, BR=self.piece, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k,
             TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0,
             BIASED=product.bias_N is not None, HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
-            **self._loads(2 * self.half, self.block_k, self.most_loads),
+            **self._loads(2 * self.half, self.block_k, self.most_loads, state),
         )  # fmt: skip
 
     def attend(
@@ -234,7 +236,7 @@ class Layers:
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
             N=outputs, C=inputs, R=self.weights.rank, BR=self.piece, BM=ROWS, BN=self.sum_tile, BK=block,
             MERGED=state.is_merged, LOW=state.pieces > 0, BIASED=product.bias_N is not None, **self.launch,
-            **self._loads(max(self.sum_tile, self.piece if state.pieces else 0), block, self.most_loads),
+            **self._loads(max(self.sum_tile, self.piece if state.pieces else 0), block, self.most_loads, state),
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
@@ -245,7 +247,7 @@ class Layers:
             layout.masks_M, units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BR=self.piece, BM=ROWS, BN=tile, BK=self.block_k,
             TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0, **self.launch,
-            **self._loads(2 * tile, self.block_k, self.most_loads),
+            **self._loads(2 * tile, self.block_k, self.most_loads, state),
         )  # fmt: skip
 
 

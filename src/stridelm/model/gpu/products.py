@@ -30,7 +30,7 @@ import triton
 import triton.language as tl
 
 from stridelm.model.gpu.ahead import await_inputs, fetch_rows, let_next_begin
-from stridelm.model.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, weights_of
+from stridelm.model.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, up_of, weights_of
 
 
 @triton.jit
@@ -101,6 +101,9 @@ def turned_heads(
     angle_MN = position_M[:, None] * (D // 2) + half_N[None, :]
     cosine_MN = tl.load(cosine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
     sine_MN = tl.load(sine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+    if LOW:
+        one_up_RN = up_of(up, half_N, first, D // 2, R)
+        two_up_RN = up_of(up, half_N, second, D // 2, R)
     await_inputs(AHEAD)
     scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
     one_MN = tl.zeros((BM, HALF), tl.float32)
@@ -115,8 +118,8 @@ def turned_heads(
     if LOW:
         if has_masks:
             await_low(done, tile, 3 * R // BR)
-            one_MN += raised(low, row_M, end, up, half_N, first, D // 2, kind, R, 3)
-            two_MN += raised(low, row_M, end, up, half_N, second, D // 2, kind, R, 3)
+            one_MN += raised(low, row_M, end, one_up_RN, kind, R, 3)
+            two_MN += raised(low, row_M, end, two_up_RN, kind, R, 3)
     if BIASED:
         one_MN += tl.load(bias + first + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
         two_MN += tl.load(bias + second + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
@@ -172,6 +175,8 @@ def added(
     fetch_rows(weight, own * BN, BN, N, C, AHEAD)
     out_N = own * BN + tl.arange(0, BN)
     norm_N = tl.load(norm + out_N, mask=out_N < N, other=0.0).to(tl.float32)
+    if LOW:
+        up_RN = up_of(up, out_N, 0, N, R)
     await_inputs(AHEAD)
     at_MN = row_M[:, None] * N + out_N[None, :]
     stored = (row_M[:, None] < end) & (out_N[None, :] < N)
@@ -184,7 +189,7 @@ def added(
     if LOW:
         if has_masks:
             await_low(done, tile, R // BR)
-            sum_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 1)
+            sum_MN += raised(low, row_M, end, up_RN, 0, R, 1)
     if BIASED:
         sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
     sum_MN = before_MN + sum_MN
@@ -217,8 +222,11 @@ def gated_units(
         weight += of_masks.to(tl.int64) * (2 * N * C)
     fetch_rows(weight, own * BN, BN, 2 * N, C, AHEAD)
     fetch_rows(weight, N + own * BN, BN, 2 * N, C, AHEAD)
-    await_inputs(AHEAD)
     out_N = own * BN + tl.arange(0, BN)
+    if LOW:
+        gate_up_RN = up_of(up, out_N, 0, N, R)
+        up_up_RN = up_of(up, out_N, N, N, R)
+    await_inputs(AHEAD)
     gate_MN = tl.zeros((BM, BN), tl.float32)
     up_MN = tl.zeros((BM, BN), tl.float32)
     scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
@@ -232,8 +240,8 @@ def gated_units(
     if LOW:
         if has_masks:
             await_low(done, tile, 2 * R // BR)
-            gate_MN += raised(low, row_M, end, up, out_N, 0, N, 0, R, 2)
-            up_MN += raised(low, row_M, end, up, out_N, N, N, 1, R, 2)
+            gate_MN += raised(low, row_M, end, gate_up_RN, 0, R, 2)
+            up_MN += raised(low, row_M, end, up_up_RN, 1, R, 2)
     gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
     up_MN = up_MN.to(x.dtype.element_ty).to(tl.float32)
     units_MN = gate_MN / (1 + tl.exp(-gate_MN)) * up_MN

@@ -74,10 +74,14 @@ def await_low(done, tile, PIECES: tl.constexpr):
 
 
 @triton.jit
-def raised(low, row_M, end, up, out_N, first, size: tl.constexpr, part, R: tl.constexpr, PARTS: tl.constexpr):
-    """The second factor of a part on a tile of outputs."""
+def up_of(up, out_N, first, size: tl.constexpr, R: tl.constexpr):
+    """The second factor of a part, for a tile of outputs."""
     rank = tl.arange(0, R)
-    of_MR = low + row_M[:, None] * (PARTS * R) + part * R + rank[None, :]
-    low_MR = tl.load(of_MR, mask=(row_M < end)[:, None], other=0.0)
-    up_RN = tl.load(up + (first + out_N[None, :]) * R + rank[:, None], mask=out_N[None, :] < size, other=0.0)
-    return tl.dot(low_MR, up_RN, input_precision="ieee")
+    return tl.load(up + (first + out_N[None, :]) * R + rank[:, None], mask=out_N[None, :] < size, other=0.0)
+
+
+@triton.jit
+def raised(low, row_M, end, up_RN, part, R: tl.constexpr, PARTS: tl.constexpr):
+    """What a part adds to a tile of outputs."""
+    of_MR = low + row_M[:, None] * (PARTS * R) + part * R + tl.arange(0, R)[None, :]
+    return tl.dot(tl.load(of_MR, mask=(row_M < end)[:, None], other=0.0), up_RN, input_precision="ieee")
