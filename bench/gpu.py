@@ -12,7 +12,8 @@ H200, the loading of kernels and models apart):
                replayed from CUDA graphs, in turn (60 s)
     compile    our plain step against transformers' network under torch.compile "reduce-overhead" (90 s, most of them
                compiling)
-    batches    1 to 64 users at once: plain and `auto`, in turn (120 s)
+    batches    1 to 64 users, each of whom asks the next question when one is answered: plain and `auto`, in turn
+               (60 s)
     attention  one layer's attention: our kernels, FlexAttention and a dense mask (60 s, most of them compiling)
     rollouts   1,024 texts at once: the engine that training uses, and transformers' `generate` (90 s)
     exact      200 prompts x 256 tokens: `self` against plain decoding, every departure with its margin (90 s)
@@ -37,13 +38,14 @@ from typing import Any
 import torch
 import triton
 
-from gpu_answers import batches, decode, exact
+from gpu_answers import decode
 from gpu_attention import attention
 from gpu_large import large
 from gpu_rollouts import rollouts
 from gpu_steps import compiled, steps
 from gpu_subject import DTYPES, SMOKE, Sizes, Subject, default_settings
 from gpu_tables import gpu_tables
+from gpu_users import batches, exact
 from stridelm.params import InputError
 from stridelm.settings import DEFAULT_MODEL
 from stridelm.train.files import write_bytes

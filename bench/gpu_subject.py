@@ -47,6 +47,8 @@ class Sizes:
     times: int = 25
     """How often that is done, in turn with the others."""
     users: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    questions: int = 4
+    """Of each user."""
     user_tokens: int = 128
     warm_up: int = 2
     """Rounds of users at once that do not count: shapes are captured then."""
@@ -69,8 +71,8 @@ class Sizes:
 
 SMOKE = Sizes(
     prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2),
-    replays=2, times=2, users=(1, 2), user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4, at_once=2, alone=1,
-    attention_rows=(1, 9), attention_contexts=(64,),
+    replays=2, times=2, users=(1, 2), questions=2, user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4,
+    at_once=2, alone=1, attention_rows=(1, 9), attention_contexts=(64,),
     large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_rank=16, large_state=64,
 )  # fmt: skip
 """Everything once, in little time; the figures mean nothing."""

@@ -165,7 +165,7 @@ def _batches(found: Figures) -> str:
         ]
         for count, each in found["users"].items()
     ]  # fmt: skip
-    heads = ["users at once", "plain, tokens/s in all", "`auto`", "", "tokens per forward", "answers as plain's"]
+    heads = ["users", "plain, tokens/s in all", "`auto`", "", "tokens per forward", "answers as plain's"]
     return _lines(heads, rows)
 
 

@@ -24,6 +24,7 @@ import gpu_steps
 import gpu_subject
 import gpu_tables
 import gpu_timing
+import gpu_users
 from gpu_answers import PEER, Timed
 from gpu_subject import SMOKE, Sizes, Subject
 from interpreted import DEVICE
@@ -88,14 +89,14 @@ def test_decode_times_all_ways_and_finds_the_same_text(subject: Subject) -> None
 
 @pytest.mark.slow
 def test_users_at_once_get_the_texts_of_plain_decoding(subject: Subject) -> None:
-    (users,) = last(gpu_answers.batches(subject))["users"].values()
-    assert users["identical_answers"] == users["answers"] == 2
+    (users,) = last(gpu_users.batches(subject))["users"].values()
+    assert users["identical_answers"] == users["answers"] == 4
     assert users["ratio"]["median"] == pytest.approx(users["auto"]["median"] / users[PLAIN]["median"], rel=1e-3)
 
 
 @pytest.mark.slow
 def test_exact_compares_with_plain_decoding(subject: Subject) -> None:
-    figures = last(gpu_answers.exact(subject))
+    figures = last(gpu_users.exact(subject))
     assert [(each["prompts"], each["tokens"]) for each in figures["comparisons"]] == [(2, 10), (1, 5), (1, 5)]
     for each in figures["comparisons"]:
         assert each["identical_tokens"] == each["tokens"] and each["departures"] == []
@@ -103,9 +104,9 @@ def test_exact_compares_with_plain_decoding(subject: Subject) -> None:
 
 def test_a_departure_is_logged_with_its_margin(subject: Subject) -> None:
     forward, prompt = subject.model.engine.forward, subject.model.encode("why")
-    (plain,) = gpu_answers.write_together(subject.model, [prompt], PLAIN, 4).answers
+    (plain,) = gpu_users.write_together(subject.model, [prompt], PLAIN, 4, 1).answers
     other = (*plain[:2], plain[2] + 1, plain[3])
-    figures = gpu_answers.comparison(forward, [prompt], [plain], [other])
+    figures = gpu_users.comparison(forward, [prompt], [plain], [other])
     (departure,) = figures["departures"]
     assert (departure["prompt"], departure["position"], figures["identical_tokens"]) == (0, 2, 2)
     logits = plain_network(subject.name)(torch.tensor([[*prompt, *plain[:2]]])).logits[0, -1]
