@@ -25,6 +25,30 @@ def gpu() -> str:
     return gpu_tables(json.loads(RESULT.read_text(encoding="utf-8")))
 
 
+def gpu_in_short() -> str:
+    """One user, for the README."""
+    results = json.loads(RESULT.read_text(encoding="utf-8"))
+    groups, compiled, exact = results["decode"]["groups"], results["compile"], results["exact"]["comparisons"][0]
+    rows = [
+        [name, *(f"{ways[way]['tokens_per_second']['median']:,.0f}" for ways in groups.values())]
+        for way, name in _NAMES.items()
+        if way != "self"
+    ]
+    rows.append(
+        ["`auto` over one token at a time", *(f"{ways['auto']['speed_up_over_all']:.2f}x" for ways in groups.values())]
+    )
+    rows.append(["tokens per forward", *(f"{ways['auto']['tokens_per_forward']:.2f}" for ways in groups.values())])
+    table = _lines(["one user, tokens/s", *groups], rows)
+    made = results["decode"]["circumstances"]
+    return (
+        f"{table}\n\nGreedy, up to {results['decode']['tokens']} tokens, medians. {exact['identical_tokens']:,} of "
+        f"{exact['tokens']:,} tokens of {exact['prompts']} answers are plain decoding's own. A plain step takes "
+        f"{compiled['our_step']['median']:.2f} ms; transformers' network under `torch.compile` takes "
+        f'{compiled["compiled"]["median"]:.2f} ms ("reduce-overhead", static cache). {made["machine"]["device"]}, '
+        f"{made['dtype']}, torch {made['versions']['torch']}, transformers {made['versions']['transformers']}."
+    )
+
+
 def gpu_tables(results: Figures) -> str:
     """Everything that the results hold, part by part; what they do not hold is left out."""
     bars = list(_bars(results))

@@ -18,6 +18,7 @@ from claims_tables import own_claims, published_claims  # noqa: E402
 from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
 from custom_generate_tables import custom_generate  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
+from gpu_tables import gpu, gpu_in_short  # noqa: E402
 from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from quick_tables import quick  # noqa: E402
 from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
@@ -227,6 +228,7 @@ TABLES = {
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
+    "gpu": gpu, "gpu in short": gpu_in_short,
 }  # fmt: skip
 
 

@@ -39,7 +39,10 @@ def test_decoders_agree_with_plain_decoding_on_the_cpu(
     prompts = ["abcabcabcabd abcabc", "The quick brown fox", "x"]
     on_cpu, on_gpu = (
         stridelm.load(
-            folder, adapter=tmp_path, draft_model=draft, settings=LoadSettings(device=device, cache_tokens=4096)
+            folder,
+            adapter=tmp_path,
+            draft_model=draft,
+            settings=LoadSettings(device=device, dtype="float32", cache_tokens=4096),
         )
         for device in ("cpu", "cuda")
     )
@@ -57,9 +60,9 @@ def test_unverified_tokens_are_those_of_the_cpu(
     folder = tiny_folder("llama")
     save_adapter(tmp_path, random_adapter(load_tiny(folder)))
     on_cpu, on_gpu = (
-        stridelm.load(str(folder), adapter=tmp_path, settings=LoadSettings(device=device, cache_tokens=4096)).generate(
-            ["abcabcabcabd", "x"], SamplingParams(max_tokens=40), decoder=decoder
-        )
+        stridelm.load(
+            str(folder), adapter=tmp_path, settings=LoadSettings(device=device, dtype="float32", cache_tokens=4096)
+        ).generate(["abcabcabcabd", "x"], SamplingParams(max_tokens=40), decoder=decoder)
         for device in ("cpu", "cuda")
     )
     assert [result.token_ids for result in on_gpu] == [result.token_ids for result in on_cpu]
@@ -107,7 +110,7 @@ def test_rollouts_are_the_cpus(family: str, tiny_folder: Callable[..., Path]) ->
     prompts = [Prompt(tuple(random.integers(0, 250, 3 + 5 * index).tolist()), 40 + index) for index in range(6)]
     answers = [
         dict(RolloutEngine(load_checkpoint(str(tiny_folder(family)), settings, trainable=True), 4, 96).run(prompts))
-        for settings in (LoadSettings(device="cpu"), LoadSettings(device="cuda"))
+        for settings in (LoadSettings(device="cpu"), LoadSettings(device="cuda", dtype="float32"))
     ]
     assert answers[0] == answers[1]
 
@@ -128,7 +131,7 @@ def test_training_steps_from_a_graph_are_those_of_the_cpu(
     ]
     trainers = [
         Trainer(
-            load_checkpoint(folder, LoadSettings(device=device), trainable=True),
+            load_checkpoint(folder, LoadSettings(device=device, dtype="float32"), trainable=True),
             Rollouts(texts, [], {}),
             settings,
             tmp_path,

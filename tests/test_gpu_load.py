@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from interpreted import DEVICE
 from stridelm import LoadSettings, SamplingParams, load
@@ -12,6 +13,7 @@ from stridelm.api import LanguageModel
 from stridelm.model.adapter import save_adapter
 from stridelm.model.forward import TorchForward
 from stridelm.model.gpu.forward import GpuForward
+from stridelm.model.load import load_checkpoint
 from tiny import load_tiny, random_adapter
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -23,7 +25,7 @@ def load_tiny_model(
 ) -> Callable[..., LanguageModel]:
     """Kernels run in the interpreter here, which counts as a GPU: transformers' layers stay as they are."""
     monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: None)
-    monkeypatch.setattr("stridelm.model.gpu.load._has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.model.gpu.load.has_kernels", lambda device: True)
     monkeypatch.setattr("stridelm.model.gpu.stepper._TRIALS", 1)
 
     def get(family: str, masks: int = 0) -> LanguageModel:
@@ -55,3 +57,13 @@ def test_what_fails_the_trial_is_left_to_torch(
         model = load_tiny_model("llama")
     assert isinstance(model.engine.forward, TorchForward)
     assert "give other logits" in caplog.text
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", torch.bfloat16), ("gemma2", torch.float32)])
+def test_halves_are_taken_where_they_are_exact(
+    family: str, dtype: torch.dtype, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(tiny_folder(family))
+    assert load_checkpoint(folder, LoadSettings(device="cpu"), trainable=True).network.dtype == torch.float32
+    monkeypatch.setattr("stridelm.model.load.has_kernels", lambda device: True)
+    assert load_checkpoint(folder, LoadSettings(device="cpu"), trainable=True).network.dtype == dtype

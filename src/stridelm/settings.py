@@ -6,7 +6,8 @@ from stridelm.params import InputError
 
 DEFAULT_MODEL = "smollm2"
 """The built-in one."""
-DTYPES = ("float32", "bfloat16", "float16")
+AUTO_DTYPE = "auto"
+DTYPES = (AUTO_DTYPE, "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "native", "torch")
 QUANTIZE = ("q8", "q4")
 ACTIVATIONS = ("int16", "int8")
@@ -19,8 +20,9 @@ class LoadSettings:
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
-    dtype: str = "float32"
-    """float32, bfloat16 or float16. Claims of exactness are strongest in float32."""
+    dtype: str = AUTO_DTYPE
+    """float32, bfloat16 or float16; auto takes bfloat16 where several tokens a pass are exact in it, too (Llama,
+    Mistral, Qwen2 and Qwen3 on a GPU), and float32 elsewhere."""
     threads: int = 0
     """CPU threads; 0 takes one per core."""
     cache_tokens: int = 16384

@@ -13,7 +13,7 @@ import torch
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
-from stridelm.settings import LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
 from stridelm.train.conversion import WAYS, check_fits
 from stridelm.train.display import Display
@@ -21,7 +21,7 @@ from stridelm.train.files import differences, read_json, write_json
 from stridelm.train.parallel import Team, joined
 from stridelm.train.record import circumstances, draw_report, write_card
 from stridelm.train.rollouts import RolloutStore
-from stridelm.train.settings import AUTO_DTYPE, TrainSettings
+from stridelm.train.settings import TrainSettings
 from stridelm.train.tensorboard import tensorboard_writer
 from stridelm.train.trainer import Trainer
 

@@ -7,9 +7,12 @@ from stridelm.model.compiler import CannotCompile
 from stridelm.model.native.source import DoesNotFit
 from stridelm.model.target import Parts
 from stridelm.params import InputError
-from stridelm.settings import LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings
 
 log = logging.getLogger("stridelm")
+
+_OWN_DTYPES = (AUTO_DTYPE, "float32")
+"""The native backend's: it has a kind of numbers of its own."""
 
 
 def load_parts(
@@ -49,11 +52,11 @@ def _reason(error: Exception) -> str:
 def _check_place(settings: LoadSettings) -> None:
     if settings.device not in ("auto", "cpu"):
         raise InputError(f"the native backend runs on a CPU, not on {settings.device}: leave out --device")
-    if settings.dtype != "float32":
+    if settings.dtype not in _OWN_DTYPES:
         raise InputError(f"the native backend has no dtype {settings.dtype}: leave out --dtype")
 
 
 def _may_be_native(settings: LoadSettings) -> bool:
     """By what is asked for, and whether there is a GPU that would be taken: asking torch would take two seconds."""
     has_gpu = any(Path(place).exists() for place in ("/dev/nvidia0", "/dev/kfd"))
-    return settings.dtype == "float32" and (settings.device == "cpu" or (settings.device == "auto" and not has_gpu))
+    return settings.dtype in _OWN_DTYPES and (settings.device == "cpu" or (settings.device == "auto" and not has_gpu))

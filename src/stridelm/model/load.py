@@ -21,6 +21,8 @@ from stridelm.model.attention import NAME as ATTENTION
 from stridelm.model.attention import UnsupportedModel
 from stridelm.model.folder_settings import quiet, read_config, read_eos_ids, read_tokenizer
 from stridelm.model.gguf import read_gguf
+from stridelm.model.gpu.load import has_kernels
+from stridelm.model.gpu.weights import FAMILIES
 from stridelm.model.linear import best_storage, store_linears
 from stridelm.model.llama_layer import fuse_layers
 from stridelm.model.store import map_weights, read_weights, weight_files
@@ -28,12 +30,12 @@ from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.model.target import Target
 from stridelm.model.ungated import merge
 from stridelm.params import InputError
-from stridelm.settings import LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings
 
 logging.disable_progress_bar()  # transformers would draw one for weights that are in memory already
 
 _FINGERPRINT_VALUES = 128
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {AUTO_DTYPE: torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ def load_checkpoint(
 ) -> Checkpoint:
     """`trainable` keeps transformers' own layers, through which gradients flow; otherwise faster ones take over.
     `merged`: an adapter without a gate, and its folder."""
-    device, dtype = _device(settings.device), _DTYPES[settings.dtype]
+    device = _device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
-    network = build_network(name, config, weights, device, dtype)
+    network = build_network(name, config, weights, device, _dtype(settings.dtype, config, device))
     weights_fingerprint = fingerprint(weights)
     stored_dtype = max(weights.values(), key=torch.numel).dtype
     del weights
@@ -96,6 +98,11 @@ def load_checkpoint(
         fingerprint=weights_fingerprint,
         stored_dtype=stored_dtype,
     )
+
+
+def _dtype(asked: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    is_half = asked == AUTO_DTYPE and has_kernels(device) and config.model_type in FAMILIES
+    return torch.bfloat16 if is_half else _DTYPES[asked]
 
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> str:

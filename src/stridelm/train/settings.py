@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 from stridelm.params import InputError
+from stridelm.settings import AUTO_DTYPE
 
-AUTO_DTYPE = "auto"
 MODES = {
     "adapter": "low-rank parts that mask rows pass through; the model's own answers do not change",
     "full": "every weight of a copy, which then stands alone: a plain Hugging Face folder",

@@ -29,7 +29,7 @@ class Stacked:
 def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None:
     """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
     something."""
-    if not _has_kernels(network.device) or not is_supported(network, adapter):
+    if not has_kernels(network.device) or not is_supported(network, adapter):
         return None
     expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
     weights = stack(network, adapter)
@@ -45,7 +45,8 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None
     return Stacked(weights, gate)
 
 
-def _has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels run there at all."""
     if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     torch.cuda.set_device(device)  # Triton launches on the current one

@@ -18,7 +18,13 @@ from stridelm.model.attention import layer_window
 from stridelm.model.scorer import cap_of
 from stridelm.model.sequential_head import SequentialHead
 
-_FAMILIES = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+FAMILIES = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+}
+"""By the model types of their configurations, the layers that the kernels compute."""
 DTYPES = (torch.bfloat16, torch.float32)
 """float16 has no room for a residual that is not normed yet."""
 _SMALL = 2 << 30
@@ -141,7 +147,7 @@ def is_supported(network: PreTrainedModel, adapter: Adapter | None) -> bool:
     targets = () if adapter is None else adapter.config.targets
     return (
         len(layers) > 0
-        and all(type(layer).__name__ in _FAMILIES and _is_plain(layer) for layer in layers)
+        and all(type(layer).__name__ in FAMILIES.values() and _is_plain(layer) for layer in layers)
         and network.dtype in DTYPES
         and (network.dtype != torch.float32 or layers[0].self_attn.head_dim <= _WIDEST_FLOAT32)
         and cap_of(network) is None
