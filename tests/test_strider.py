@@ -109,6 +109,17 @@ def test_a_plain_decoder_has_one_token_per_forward() -> None:
     assert device_of(engine).launches == 29
 
 
+@pytest.mark.parametrize(("most", "options"), [(3, {0, 2, 3}), (8, {0, 2, 4, 7}), (15, {0, 2, 4, 7, 12})])
+def test_steps_are_made_before_somebody_waits(most: int, options: set[int]) -> None:
+    engine = engine_of(device=Device(row_seconds=0.0))
+    engine.strider.warm_up(most, ENDS)
+    assert isinstance(engine.forward, SteppingForward)
+    made = set(engine.forward.steppers)
+    assert {drafts for drafts, places, _ in made if places == 1} == options
+    finish(engine, make(prompts(1)[0], Drafting(most)))
+    assert set(engine.forward.steppers) - made <= {(most, 1, ENDS)}  # whose rows are counted, and which is not run
+
+
 @pytest.mark.parametrize(("right", "forwards"), [(1.0, 1 + 1 + 6), (0.0, 30)])
 def test_what_drafts_bring_is_counted(right: float, forwards: int) -> None:
     """The first step after sitting down has masks and no drafts yet; a step writes five tokens if all are right."""

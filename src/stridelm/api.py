@@ -119,7 +119,9 @@ class LanguageModel:
         """Make every decoder once that this model has: nothing is loaded or measured later, while others wait."""
         for name in DECODERS:
             with suppress(InputError):
-                self._policy(self.check(name))
+                drafts = self._policy(self.check(name)).device_drafts
+                if drafts:
+                    self.engine.strider.warm_up(drafts, self.target.eos_ids)
         # Where rows are nearly free, reading a prompt holds nobody up.
         self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._loaded.is_wide else _SHARED_PREFILL_ROWS
 

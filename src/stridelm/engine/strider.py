@@ -27,8 +27,9 @@ from stridelm.model.kv_cache import BLOCK_SIZE, Table, blocks_for
 from stridelm.params import InputError
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
-_DRAFTS = (2, 4, 7, 12)
-"""7 with their masks are 64 rows, of which the masks fill one tile."""
+_TILE = 7
+"""Drafts that are, with their masks, the rows of a tile."""
+_DRAFTS = (2, 4, _TILE, 12)
 _MOST_ROWS = 2048
 """Of a step with drafts: beyond that a device computes rather than waits for its memory, and drafts are never free."""
 _AHEAD = 256
@@ -168,6 +169,12 @@ class Strider:
         self._asked: dict[tuple[int, frozenset[int]], ChainLength] = {}
         """By the most drafts and what ends a text: the one that chose for such sequences, and learns from them."""
 
+    def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
+        """Measure the steps of one text with up to so many drafts before somebody waits for it: what a device runs for
+        the first time is compiled and captured then."""
+        if self.forward.stepper(0, 1, ends) is not None:
+            self._length(drafts, 1, ends)
+
     def split(self, batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
         """Those whose next step the device can run by itself, each with the most drafts that there is room for, and the
         others."""
@@ -281,7 +288,7 @@ class Strider:
 
     def _length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
         if (drafts, places) not in self._lengths:
-            options = {count for count in (*_DRAFTS, drafts) if 0 < count <= drafts}
+            options = {count for count in (*_DRAFTS, min(drafts, _TILE)) if 0 < count <= drafts}
             keys = [(count, places, ends) for count in options]
             fitting = [key for key in keys if self._stepper(key).rows * places <= _MOST_ROWS]
             seconds = {key[0]: self._seconds(key) for key in [(0, places, ends), *fitting]} if fitting else {0: 1.0}
