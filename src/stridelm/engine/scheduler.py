@@ -69,9 +69,10 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.is_held or sequence.table is None:  # or it has just made room
                 continue
-            pending = min(len(sequence.tokens) - sequence.cached, PREFILL_ROWS)
-            end = sequence.cached + pending + min(sequence.policy.needed_rows, sequence.room)
-            if self._make_room(sequence, end):
+            end = min(len(sequence.tokens), sequence.cached + PREFILL_ROWS)
+            if needed := sequence.policy.needed_rows:
+                end += min(needed, sequence.room)
+            if end <= sequence.table.capacity or self._make_room(sequence, end):
                 self.cache.grant(sequence.table, end)
                 ready.append(sequence)
         return ready
@@ -133,22 +134,24 @@ class Scheduler:
 
     def _share_rows(self, ready: list[Sequence]) -> None:
         """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""
-        reading = [sequence for sequence in ready if _is_reading(sequence)]
-        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
         for sequence in ready:
             sequence.allowance = len(sequence.tokens) - sequence.cached
+        # Most have one row to run: whoever reads has more.
+        reading = [sequence for sequence in ready if sequence.allowance > 1 and _is_reading(sequence)]
+        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
         for sequence in sorted(reading, key=_arrival):
             sequence.allowance = min(sequence.allowance, left)
             left -= sequence.allowance
 
     def _spare(self, sequence: Sequence) -> None:
         """Rows for drafts and masks are a luxury: they come out of what is free, and nobody makes room for them."""
-        assert sequence.table is not None
-        if sequence.cached + sequence.allowance == len(sequence.tokens):
-            wanted = len(sequence.tokens) + sequence.policy.spare_rows
-            if wanted > sequence.table.capacity:
-                wanted = min(wanted, sequence.table.capacity + self.cache.free_blocks * BLOCK_SIZE)
-            self.cache.grant(sequence.table, wanted)
+        table, length = sequence.table, len(sequence.tokens)
+        assert table is not None
+        if sequence.cached + sequence.allowance == length:
+            wanted = length + sequence.policy.spare_rows
+            if wanted > table.capacity:
+                wanted = min(wanted, table.capacity + self.cache.free_blocks * BLOCK_SIZE)
+            self.cache.grant(table, wanted)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, or nobody wants it any more."""
