@@ -70,3 +70,15 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
 @pytest.mark.parametrize("special", ["<eos>"])
 def test_special_tokens_have_no_text(special: str) -> None:
     assert "".join(pushed(TextStream(DECODE), TOKENIZER.encode(f"a{special}"))) == "a"
+
+
+def test_what_was_decoded_of_late_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_tokenizer()
+    decode, ids = Decoder(tokenizer), tokenizer.encode("a text that is written twice, ü")
+    first = pushed(TextStream(decode), ids)
+    asked: list[list[int]] = []
+    plain = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: asked.append(ids) or plain(ids, **options))
+    assert pushed(TextStream(decode), ids) == first
+    # The "ü" is two tokens behind another one: who remembers any number of tokens remembers whole texts.
+    assert asked == [ids[-3:]]

@@ -154,8 +154,8 @@ class Engine:
 
     def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | Exception | None:
         """Add a commit to its sequence; a stop string may end the answer within it."""
-        stats, drafted = sequence.stats, len(block.tree)
-        stats.rows += len(block)
+        stats, drafted = sequence.stats, len(block.tree.tokens)
+        stats.rows += len(block.tokens)
         stats.drafted += drafted
         if not commit.tokens:
             stats.prefill_forwards += 1

@@ -39,9 +39,9 @@ class Scheduler:
         return any(not sequence.is_held for sequence in (*self.waiting, *self.running))
 
     def add(self, sequence: Sequence) -> None:
-        if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
+        if blocks_for(sequence.most_tokens) > self.cache.block_count:
             raise InputError(
-                f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for "
+                f"prompt and answer may take {sequence.most_tokens} tokens, more than the KV cache holds: ask for "
                 "fewer with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
             )
         sequence.arrival = next(self._arrivals)
@@ -60,7 +60,7 @@ class Scheduler:
         for sequence in ready:
             self._spare(sequence)
         # Sequences of one policy stand together, so that it plans and commits them at once.
-        return sorted((s for s in ready if s.allowance), key=lambda sequence: id(sequence.policy))
+        return sorted([s for s in ready if s.allowance], key=lambda sequence: id(sequence.policy))
 
     def _with_room(self) -> list[Sequence]:
         """Those who run and are not held, the oldest first, each with blocks for what it writes next. The oldest never
@@ -114,7 +114,7 @@ class Scheduler:
         while (room := self._room_for(text)) < blocks_for(least):
             if not self._reclaim(sequence) and not self._preempt_held():
                 return False
-        wanted = min(_most_tokens(sequence), len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
+        wanted = min(sequence.most_tokens, len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
         sequence.table = self.cache.adopt(text, min(wanted, room * BLOCK_SIZE))
         self.cache.grant(sequence.table, least)
         sequence.cached = sequence.table.length
@@ -189,7 +189,3 @@ def _is_reading_for(other: Sequence, sequence: Sequence) -> bool:
 
 def _starts_alike(other: Sequence, sequence: Sequence) -> bool:
     return other.tokens[: other.cached] == sequence.tokens[: other.cached]
-
-
-def _most_tokens(sequence: Sequence) -> int:
-    return min(sequence.prompt_length + sequence.params.max_tokens, sequence.context_length)

@@ -171,14 +171,18 @@ class KVCache:
             slots = self.slots(table, table.length, table.length + table.step_rows)
             moved = [(to, row) for to, row in enumerate(path) if row != to]
             self._move(*(slots[list(side)] for side in zip(*moved, strict=True)))
-        self.truncate(table, table.length + count, kept_in_step=count)
+        self._end_step(table, table.length + count)
 
-    def truncate(self, table: Table, length: int, *, kept_in_step: int = 0) -> None:
+    def truncate(self, table: Table, length: int) -> None:
         """Forget all behind the first `length` tokens, and a step in flight."""
-        assert 0 <= length <= table.length + kept_in_step
+        assert 0 <= length <= table.length
+        self._end_step(table, length)
+
+    def _end_step(self, table: Table, length: int) -> None:
         table.length = length
         table.step_rows = table.granted = 0
-        self._cut(table, max(blocks_for(length), table.reserved))
+        if len(table.blocks) > table.reserved:
+            self._cut(table, max(blocks_for(length), table.reserved))
 
     def free(self, table: Table) -> None:
         """The sequence has ended: give its blocks back."""
