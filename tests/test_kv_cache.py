@@ -1,6 +1,7 @@
 """The cache against a plain list per sequence: whatever is appended, kept, shared or cut, the content stays right."""
 
 import contextlib
+import random
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, KVCache, Table
+from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, KVCache, Table, blocks_for
 from stridelm.model.kv_memory import TorchMemory
 
 HEADS, SIZE, LAYERS = 2, 3, 2
@@ -249,6 +250,22 @@ def test_scattered_blocks_read_the_same() -> None:
     assert content(cache, scattered, 0) == list(range(40))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_is_taken_where_the_latest_use_is_longest_ago(seed: int) -> None:
+    draw = random.Random(seed)
+    count, texts = draw.randrange(2, 10), [[number] * draw.randrange(20, 70) for number in range(12)]
+    cache = cache_of(sum(blocks_for(len(text)) for text in texts))
+    tables = [text_in(cache, text) for text in texts]
+    for table in draw.sample(tables, 11):
+        cache.free(table)
+    missed = np.where(cache.references == 0, cache.index.last_use, np.inf)
+    latest = [missed[first : first + count].max() for first in range(len(missed) - count + 1)]
+    first = int(np.argmin(latest))
+    assert latest[first] < np.inf, "the test needs a run"
+    assert cache.open(reserve=count * BLOCK_SIZE).blocks == list(range(first, first + count))
+    cache.check_integrity()
+
+
 def test_a_full_cache_says_what_to_do() -> None:
     cache = cache_of(2)
     with pytest.raises(CacheFull, match="cache_tokens"):
@@ -263,6 +280,10 @@ def test_check_integrity_sees_a_wrong_count_and_a_shared_write() -> None:
     with pytest.raises(AssertionError, match="reference count"):
         cache.check_integrity()
     cache.references[table.blocks[0]] -= 1
+    cache.free_blocks += 1
+    with pytest.raises(AssertionError, match="miscounted"):
+        cache.check_integrity()
+    cache.free_blocks -= 1
     cache.append(table, 1)
     cache.references[table.blocks[0]] += 1
     with pytest.raises(AssertionError, match="shared"):

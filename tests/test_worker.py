@@ -173,7 +173,7 @@ def test_a_refused_sequence_fails_alone(worker: Worker, watcher: Watcher) -> Non
 
     async def run() -> None:
         good, bad, large = make(0), make(2, banned), make(4, too_long)
-        large.context_length = 10**6
+        large.most_tokens = 10**6
         results = await asyncio.gather(*(read(worker, each) for each in (good, bad, large)), return_exceptions=True)
         assert results[0] == expected(good)
         assert all(isinstance(result, InputError) for result in results[1:])

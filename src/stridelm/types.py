@@ -181,7 +181,7 @@ Alternatives = tuple[tuple[int, float], ...]
 """The likeliest tokens of one place, best first, each with the model's own probability of it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen it takes three times as long to make, and every sequence gets one every step
 class Commit:
     """What one step decided for one sequence."""
 
@@ -258,6 +258,8 @@ class Sequence:
     reads_anew: bool = False
     """Read the whole prompt, also where the cache knows its beginning: for answers whose times are compared."""
     prompt_length: int = field(init=False)
+    most_tokens: int = field(init=False)
+    """Of prompt and answer together."""
     seed: int = field(init=False)
     cached: int = 0
     """How many of the tokens are in the KV cache; the rest are pending."""
@@ -273,6 +275,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
+        self.most_tokens = min(self.prompt_length + self.params.max_tokens, self.context_length)
         self.stats.prompt_tokens = len(self.tokens)
         # 53 bits: what every JSON reader can hold, so that a seed in a log can be given back.
         self.seed = secrets.randbits(53) if self.params.seed is None else self.params.seed
@@ -294,8 +297,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """How many more tokens may be written."""
-        written = len(self.tokens) - self.prompt_length
-        return min(self.params.max_tokens - written, self.context_length - len(self.tokens))
+        return self.most_tokens - len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

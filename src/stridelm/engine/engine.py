@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from stridelm.contracts import Forward, Policy
-from stridelm.engine.detokenize import TextStream
+from stridelm.engine.detokenize import Decoder, TextStream
 from stridelm.engine.scheduler import Scheduler
 from stridelm.engine.strider import Strider
 from stridelm.layout import lay_out
@@ -27,11 +27,12 @@ class Engine:
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)
         self.strider = Strider(forward)
+        self._decode = Decoder(tokenizer)
         self._texts: dict[Sequence, TextStream] = {}
 
     def add(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
-        self._texts[sequence] = TextStream(self.tokenizer, sequence.params.stop)
+        self._texts[sequence] = TextStream(self._decode, sequence.params.stop)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, finished or not."""
@@ -132,25 +133,30 @@ class Engine:
     def _emit(self, step: "_Step") -> list[tuple[Sequence, Stride | Exception]]:
         """Keep what was accepted, add it to the answers, and let the policies learn from it."""
         cache = self.forward.cache
-        strides: list[Stride | Exception | None] = []
+        events: list[tuple[Sequence, Stride | Exception]] = []
+        gone: list[Sequence] = []
         for sequence, block, commit in zip(step.batch, step.blocks, step.commits, strict=True):
-            table = cast(Table, sequence.table)
+            table = sequence.table
+            assert table is not None
             cache.keep(table, commit.kept)
             sequence.cached += len(commit.kept)
-            strides.append(self._advance(sequence, block, commit))
+            stride = self._advance(sequence, block, commit)
             cache.publish(table, sequence.tokens)
+            if stride is not None:
+                events.append((sequence, stride))
+            if sequence.finish_reason or isinstance(stride, Exception):
+                gone.append(sequence)
         for policy, part in _policies(step.batch) if step.outputs else ():
             policy.observe(step.batch[part], step.blocks[part], step.outputs[part], step.commits[part])
-        for sequence, stride in zip(step.batch, strides, strict=True):
-            if sequence.finish_reason or isinstance(stride, Exception):
-                self.remove(sequence)
-        return [(sequence, stride) for sequence, stride in zip(step.batch, strides, strict=True) if stride is not None]
+        for sequence in gone:
+            self.remove(sequence)
+        return events
 
     def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | Exception | None:
         """Add a commit to its sequence; a stop string may end the answer within it."""
-        stats = sequence.stats
-        stats.rows += len(block)
-        stats.drafted += len(block.tree)
+        stats, drafted = sequence.stats, len(block.tree.tokens)
+        stats.rows += len(block.tokens)
+        stats.drafted += drafted
         if not commit.tokens:
             stats.prefill_forwards += 1
             if not commit.confidence and not commit.finish_reason:
@@ -159,23 +165,24 @@ class Engine:
             text, count = self._read(sequence, commit)
         except Exception as error:  # a tokenizer that cannot decode what the model wrote
             return error
-        sequence.tokens.extend(commit.tokens[:count])
+        tokens, sources = commit.tokens[:count], commit.sources[:count]
+        sequence.tokens.extend(tokens)
         if count:
             stats.last_token = time.perf_counter()
             stats.first_token = stats.first_token or stats.last_token
             stats.forwards += 1
             stats.tokens += count
-            stats.accepted += sum(source != "model" for source in commit.sources[:count])
+            stats.accepted += count - sources.count("model")
         judged = count if commit.tokens else len(commit.confidence)
         return Stride(
-            commit.tokens[:count],
+            tokens,
             text,
-            commit.sources[:count],
+            sources,
             commit.confidence[:judged],
             sequence.finish_reason,
             commit.alternatives[:judged],
-            drafted=len(block.tree),
-            trace=Trace(block, commit.kept) if sequence.is_traced else None,
+            drafted,
+            Trace(block, commit.kept) if sequence.is_traced else None,
         )
 
     def _read(self, sequence: Sequence, commit: Commit) -> tuple[str, int]:

@@ -39,9 +39,9 @@ class Scheduler:
         return any(not sequence.is_held for sequence in (*self.waiting, *self.running))
 
     def add(self, sequence: Sequence) -> None:
-        if blocks_for(_most_tokens(sequence)) > self.cache.block_count:
+        if blocks_for(sequence.most_tokens) > self.cache.block_count:
             raise InputError(
-                f"prompt and answer may take {_most_tokens(sequence)} tokens, more than the KV cache holds: ask for "
+                f"prompt and answer may take {sequence.most_tokens} tokens, more than the KV cache holds: ask for "
                 "fewer with max_tokens (--max-tokens), or give it more room with cache_tokens (--cache-tokens)"
             )
         sequence.arrival = next(self._arrivals)
@@ -60,7 +60,7 @@ class Scheduler:
         for sequence in ready:
             self._spare(sequence)
         # Sequences of one policy stand together, so that it plans and commits them at once.
-        return sorted((s for s in ready if s.allowance), key=lambda sequence: id(sequence.policy))
+        return sorted([s for s in ready if s.allowance], key=lambda sequence: id(sequence.policy))
 
     def _with_room(self) -> list[Sequence]:
         """Those who run and are not held, the oldest first, each with blocks for what it writes next. The oldest never
@@ -69,9 +69,10 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.is_held or sequence.table is None:  # or it has just made room
                 continue
-            pending = min(len(sequence.tokens) - sequence.cached, PREFILL_ROWS)
-            end = sequence.cached + pending + min(sequence.policy.needed_rows, sequence.room)
-            if self._make_room(sequence, end):
+            end = min(len(sequence.tokens), sequence.cached + PREFILL_ROWS)
+            if needed := sequence.policy.needed_rows:
+                end += min(needed, sequence.room)
+            if end <= sequence.table.capacity or self._make_room(sequence, end):
                 self.cache.grant(sequence.table, end)
                 ready.append(sequence)
         return ready
@@ -113,7 +114,7 @@ class Scheduler:
         while (room := self._room_for(text)) < blocks_for(least):
             if not self._reclaim(sequence) and not self._preempt_held():
                 return False
-        wanted = min(_most_tokens(sequence), len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
+        wanted = min(sequence.most_tokens, len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
         sequence.table = self.cache.adopt(text, min(wanted, room * BLOCK_SIZE))
         self.cache.grant(sequence.table, least)
         sequence.cached = sequence.table.length
@@ -133,22 +134,24 @@ class Scheduler:
 
     def _share_rows(self, ready: list[Sequence]) -> None:
         """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""
-        reading = [sequence for sequence in ready if _is_reading(sequence)]
-        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
         for sequence in ready:
             sequence.allowance = len(sequence.tokens) - sequence.cached
+        # Most have one row to run: whoever reads has more.
+        reading = [sequence for sequence in ready if sequence.allowance > 1 and _is_reading(sequence)]
+        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
         for sequence in sorted(reading, key=_arrival):
             sequence.allowance = min(sequence.allowance, left)
             left -= sequence.allowance
 
     def _spare(self, sequence: Sequence) -> None:
         """Rows for drafts and masks are a luxury: they come out of what is free, and nobody makes room for them."""
-        assert sequence.table is not None
-        if sequence.cached + sequence.allowance == len(sequence.tokens):
-            wanted = len(sequence.tokens) + sequence.policy.spare_rows
-            if wanted > sequence.table.capacity:
-                wanted = min(wanted, sequence.table.capacity + self.cache.free_blocks * BLOCK_SIZE)
-            self.cache.grant(sequence.table, wanted)
+        table, length = sequence.table, len(sequence.tokens)
+        assert table is not None
+        if sequence.cached + sequence.allowance == length:
+            wanted = length + sequence.policy.spare_rows
+            if wanted > table.capacity:
+                wanted = min(wanted, table.capacity + self.cache.free_blocks * BLOCK_SIZE)
+            self.cache.grant(table, wanted)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence has ended, or nobody wants it any more."""
@@ -186,7 +189,3 @@ def _is_reading_for(other: Sequence, sequence: Sequence) -> bool:
 
 def _starts_alike(other: Sequence, sequence: Sequence) -> bool:
     return other.tokens[: other.cached] == sequence.tokens[: other.cached]
-
-
-def _most_tokens(sequence: Sequence) -> int:
-    return min(sequence.prompt_length + sequence.params.max_tokens, sequence.context_length)

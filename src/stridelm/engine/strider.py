@@ -14,7 +14,7 @@ blocks were last cut: what was launched before is forgotten, and run again. It m
 the device does things in the order in which it was told, so whoever has the blocks now writes later.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -148,8 +148,9 @@ class _Round:
         """The earliest step in flight, for those who still sit there and whose text is as it was. Of the others the
         device knows more than the host will: they get up."""
         taken: list[tuple[_Seat, Emitted]] = []
-        for place, (seat, emitted) in enumerate(zip(self.launched.popleft(), self.stepper.collect(), strict=True)):
-            if seat is None or seat is not self.seats[place]:
+        launched, results = self.launched.popleft(), self.stepper.collect()
+        for place, (seat, sits, emitted) in enumerate(zip(launched, self.seats, results, strict=True)):
+            if seat is None or seat is not sits:
                 continue
             if seat.sequence in wanted and seat.holds:
                 taken.append((seat, emitted))
@@ -168,6 +169,7 @@ class Strider:
         """By the most drafts that the sequences may have, and places."""
         self._asked: dict[tuple[int, frozenset[int]], ChainLength] = {}
         """By the most drafts and what ends a text: the one that chose for such sequences, and learns from them."""
+        self._known_rows: dict[tuple[int, frozenset[int]], int | None] = {}
 
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
         """Measure the steps of one text with up to so many drafts before somebody waits for it: what a device runs for
@@ -193,7 +195,9 @@ class Strider:
         drafts = sequence.policy.device_drafts
         if drafts is None or not self._can_take(sequence):
             return None
-        return next((count for count in (drafts, 0) if self._has_room(sequence, count)), None)
+        if self._has_room(sequence, drafts):
+            return drafts
+        return 0 if drafts and self._has_room(sequence, 0) else None
 
     def _can_take(self, sequence: Sequence) -> bool:
         return (
@@ -202,17 +206,29 @@ class Strider:
             and not sequence.params.changes_logits
             and not sequence.alternatives
             and not sequence.is_traced
-            and self.forward.stepper(0, 1, sequence.eos_ids) is not None
+            and self._rows(0, sequence.eos_ids) is not None
         )
+
+    def _rows(self, drafts: int, ends: frozenset[int]) -> int | None:
+        """Of a place, in a step with so many drafts; None where the device runs none by itself."""
+        key = (drafts, ends)
+        if key not in self._known_rows:
+            stepper = self.forward.stepper(drafts, 1, ends)
+            self._known_rows[key] = None if stepper is None else stepper.rows
+        return self._known_rows[key]
 
     def _has_room(self, sequence: Sequence, drafts: int) -> bool:
         """Whether the text has blocks for what two steps may write; they are set aside."""
-        cache, table, room = self.forward.cache, sequence.table, sequence.room
-        assert table is not None
-        # The second step begins behind what the first one gives, and writes all of its rows.
-        needed = sequence.cached + min(drafts + 1, room) + self._stepper((drafts, 1, sequence.eos_ids)).rows
+        table, rows = sequence.table, self._rows(drafts, sequence.eos_ids)
+        assert table is not None and rows is not None
         # What is granted but not set aside would be cut off behind every step.
-        if table.reserved * BLOCK_SIZE >= needed and table.reserved == len(table.blocks):
+        set_aside = table.reserved * BLOCK_SIZE if table.reserved == len(table.blocks) else 0
+        # The second step begins behind what the first one gives, and writes all of its rows.
+        if sequence.cached + drafts + 1 + rows <= set_aside:
+            return True
+        cache, room = self.forward.cache, sequence.room
+        needed = sequence.cached + min(drafts + 1, room) + rows
+        if needed <= set_aside:
             return True
         free = cache.free_blocks - max(0, blocks_for(needed) - len(table.blocks))
         if free < 0:
@@ -243,15 +259,15 @@ class Strider:
 
     def _groups(self, most_drafts: dict[Sequence, int]) -> dict[_Key, list[Sequence]]:
         """By the stepper that they are to sit at. Whoever comes to the same number of drafts shares one."""
-        by_most: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
+        by_most: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         for sequence, drafts in most_drafts.items():
-            by_most.setdefault((drafts, sequence.eos_ids), []).append(sequence)
-        by_drafts: dict[tuple[int, frozenset[int]], list[Sequence]] = {}
+            by_most[drafts, sequence.eos_ids].append(sequence)
+        by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         for (drafts, ends), group in by_most.items():
             length = self._asked[drafts, ends] = self._length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
-            by_drafts.setdefault((length.choose(), ends), []).extend(group)
+            by_drafts[length.choose(), ends].extend(group)
         return {(drafts, _places(len(group)), ends): group for (drafts, ends), group in by_drafts.items()}
 
     def _step(self, key: _Key, sequences: list[Sequence]) -> Outcome:
@@ -275,7 +291,7 @@ class Strider:
             except InputError as error:
                 outcome.failed.append((sequence, error))
                 continue
-            self.forward.cache.append(seat.table, count)
+            self.forward.cache.begin_step(seat.table, count)
             outcome.batch.append(sequence)
             outcome.blocks.append(_shape(drafts, seat.has_drafts))
             outcome.commits.append(commit)
@@ -321,14 +337,14 @@ def _shape(drafts: int, has_drafts: bool) -> Block:
 
 
 def _commit(sequence: Sequence, emitted: Emitted) -> Commit:
-    count = len(emitted.tokens)
-    return Commit(
-        kept=tuple(range(count)),
-        tokens=emitted.tokens,
-        sources=(*(MASKS,) * (count - 1), "model"),
-        confidence=finite(emitted.confidence),
-        finish_reason=ending(sequence, emitted.tokens),
-    )
+    kept, sources = _accepted(len(emitted.tokens))
+    return Commit(kept, emitted.tokens, sources, finite(emitted.confidence), ending(sequence, emitted.tokens))
+
+
+@lru_cache
+def _accepted(count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The rows that stand if so many tokens are emitted, and who proposed these."""
+    return tuple(range(count)), (*(MASKS,) * (count - 1), "model")
 
 
 def _places(count: int) -> int:

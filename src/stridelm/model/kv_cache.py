@@ -77,11 +77,9 @@ class KVCache:
         self.memory = memory
         self.references = np.zeros(self.block_count, dtype=np.int32)
         self.index = PrefixIndex(self.block_count, BLOCK_SIZE)
+        self.free_blocks = self.block_count
+        """Those that no table holds: kept in step with `references`, for it is asked for every sequence and step."""
         self.tables: set[Table] = set()
-
-    @property
-    def free_blocks(self) -> int:
-        return self.block_count - int(np.count_nonzero(self.references))
 
     def open(self, reserve: int = 0) -> Table:
         """A new table, with blocks for `reserve` tokens set aside for it, in one run where there is one."""
@@ -100,12 +98,12 @@ class KVCache:
         known, last = self.index.find(tokens[: max(0, len(tokens) - 1)])
         blocks = max(blocks_for(reserve), len(known))
         if known and self.free_blocks - blocks >= self.block_count // 2:
-            self.references[known] += 1  # so that none of them is taken for the copy
+            self._hold(known)  # so that none of them is taken for the copy
             table = self.open(blocks * BLOCK_SIZE)
             self._move(self._all_slots(table.blocks[: len(known)]), self._all_slots(known))
-            self.references[known] -= 1
+            self._let_go(known)
         else:
-            self.references[known] += 1
+            self._hold(known)
             table = Table(blocks=list(known), reserved=blocks)
             self.tables.add(table)
             try:
@@ -137,8 +135,10 @@ class KVCache:
 
     def grant(self, table: Table, tokens: int) -> None:
         """Room for so many tokens in all, until the end of the next step."""
-        self._grow(table, blocks_for(tokens))
-        table.granted = max(table.granted, blocks_for(tokens))
+        blocks = blocks_for(tokens)
+        if blocks > table.granted:
+            self._grow(table, blocks)
+            table.granted = blocks
 
     def reserve(self, table: Table, tokens: int) -> None:
         """Set blocks aside for so many tokens in all, and whatever the table has now, until they are taken back."""
@@ -154,27 +154,35 @@ class KVCache:
 
     def append(self, table: Table, rows: int) -> np.ndarray:
         """Make room for a step's rows behind the kept tokens; returns their slots."""
+        self.begin_step(table, rows)
+        return self.slots(table, table.length, table.length + rows)
+
+    def begin_step(self, table: Table, rows: int) -> None:
+        """`append` for who does not ask where the rows lie."""
         assert table.step_rows == 0, "the step before was neither kept nor truncated"
-        end = table.length + rows
-        self._grow(table, blocks_for(end))
+        self._grow(table, blocks_for(table.length + rows))
         table.step_rows = rows
-        return self.slots(table, table.length, end)
 
     def keep(self, table: Table, path: Items[int]) -> None:
         """End a step: keep the rows `path` (rising) of it as the next tokens, forget the others."""
-        assert all(row < table.step_rows for row in path)
-        moved = [(to, row) for to, row in enumerate(path) if row != to]
-        if moved:
+        count, last = len(path), path[-1] if path else -1
+        assert last < table.step_rows
+        if last >= count:  # or the path is the first rows: they lie where they belong
             slots = self.slots(table, table.length, table.length + table.step_rows)
+            moved = [(to, row) for to, row in enumerate(path) if row != to]
             self._move(*(slots[list(side)] for side in zip(*moved, strict=True)))
-        self.truncate(table, table.length + len(path), kept_in_step=len(path))
+        self._end_step(table, table.length + count)
 
-    def truncate(self, table: Table, length: int, *, kept_in_step: int = 0) -> None:
+    def truncate(self, table: Table, length: int) -> None:
         """Forget all behind the first `length` tokens, and a step in flight."""
-        assert 0 <= length <= table.length + kept_in_step
+        assert 0 <= length <= table.length
+        self._end_step(table, length)
+
+    def _end_step(self, table: Table, length: int) -> None:
         table.length = length
         table.step_rows = table.granted = 0
-        self._cut(table, max(blocks_for(length), table.reserved))
+        if len(table.blocks) > table.reserved:
+            self._cut(table, max(blocks_for(length), table.reserved))
 
     def free(self, table: Table) -> None:
         """The sequence has ended: give its blocks back."""
@@ -185,7 +193,7 @@ class KVCache:
 
     def _cut(self, table: Table, blocks: int) -> None:
         if len(table.blocks) > blocks:
-            self.references[table.blocks[blocks:]] -= 1
+            self._let_go(table.blocks[blocks:])
             del table.blocks[blocks:]
             table.cuts += 1
         assert table.published <= len(table.blocks), "what others may start from was cut off"
@@ -218,6 +226,7 @@ class KVCache:
                 assert (self.references[written] == 1).all(), "a step was written into a shared block"
             assert table.published * BLOCK_SIZE <= table.length, "others may start from what is not kept"
         assert (counted == self.references).all(), "a reference count differs from the tables that hold the block"
+        assert self.free_blocks == np.count_nonzero(counted == 0), "the free blocks were miscounted"
 
     def _grow(self, table: Table, blocks: int) -> None:
         missing = blocks - len(table.blocks)
@@ -226,25 +235,33 @@ class KVCache:
 
     def _take(self, count: int, after: int | None) -> list[int]:
         """Free blocks: right behind `after` if they are free there, else one run, else wherever they are."""
-        is_free = self.references == 0
-        if np.count_nonzero(is_free) < count:
+        if count > self.free_blocks:
             raise CacheFull(
                 f"the KV cache of {self.block_count * BLOCK_SIZE} tokens is full: ask for fewer tokens at once, "
                 "or give it more room with cache_tokens (--cache-tokens)"
             )
-        if after is not None and is_free[after + 1 : after + 1 + count].sum() == count:
-            taken = np.arange(after + 1, after + 1 + count)
+        if after is not None and np.count_nonzero(self.references[after + 1 : after + 1 + count] == 0) == count:
+            taken = list(range(after + 1, after + 1 + count))
         else:
-            taken = self._least_missed(np.where(is_free, self.index.last_use, np.inf), count)
-        self.references[taken] = 1
-        self.index.drop(taken.tolist())
-        return taken.tolist()
+            is_free = self.references == 0
+            taken = self._least_missed(np.where(is_free, self.index.last_use, np.inf), count).tolist()
+        self._hold(taken)
+        self.index.drop(taken)
+        return taken
+
+    def _hold(self, blocks: list[int]) -> None:
+        self.free_blocks -= int(np.count_nonzero(self.references[blocks] == 0))
+        self.references[blocks] += 1
+
+    def _let_go(self, blocks: list[int]) -> None:
+        self.references[blocks] -= 1
+        self.free_blocks += int(np.count_nonzero(self.references[blocks] == 0))
 
     @staticmethod
     def _least_missed(last_use: np.ndarray, count: int) -> np.ndarray:
         """Of the free blocks the run whose content was of use longest ago, or, without a run, the blocks."""
         if count > 1:
-            latest = np.lib.stride_tricks.sliding_window_view(last_use, count).max(axis=1)
+            latest = _window_max(last_use, count)
             first = int(latest.argmin())
             if latest[first] < np.inf:
                 return np.arange(first, first + count)
@@ -253,6 +270,16 @@ class KVCache:
     def _move(self, target: np.ndarray, source: np.ndarray) -> None:
         if self.memory is not None:
             self.memory.move(target, source)
+
+
+def _window_max(values: np.ndarray, size: int) -> np.ndarray:
+    """The largest of every so many neighbours: of windows that grow to twice their size, not of each by itself."""
+    width = 1
+    while width < size:
+        shift = min(width, size - width)
+        values = np.maximum(values[:-shift], values[shift:])
+        width += shift
+    return values
 
 
 def blocks_for(tokens: int) -> int:
