@@ -1,8 +1,9 @@
 """The part `attention` of bench/gpu.py: our kernels against what torch has for "a row sees its ancestors".
 
 One layer's attention over a cached text, for rows of a chain with masks off every node. torch's ways read keys and
-values that lie in order, side by side; ours reads them from pages. What each needs to know beforehand (FlexAttention's
-block mask, the dense mask) is not timed.
+values that lie in order, side by side; ours reads them from pages. What each needs to know or have beforehand is not
+timed: FlexAttention's block mask; the dense mask, and a key head for every query head. FlexAttention has a kernel for
+few rows, which it takes by itself, and one for many, which can be asked for.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,14 +15,18 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from gpu_steps import gpu_forward, graphed_often, step_rows
-from gpu_subject import Subject
+from gpu_subject import Subject, as_torch_comes
 from gpu_timing import at_most, interleaved, ratios, summary
 from stridelm.model.gpu.forward import GpuForward
 from stridelm.model.gpu.layout import Shape
 from stridelm.types import Rows
 
 Figures = dict[str, Any]
-OURS, FLEX, DENSE = "ours", "FlexAttention, compiled", "scaled_dot_product_attention"
+OURS, DENSE = "ours", "scaled_dot_product_attention"
+FLEX = {
+    "FlexAttention, compiled": {},
+    "FlexAttention, its kernel for many rows": {"FORCE_USE_FLEX_ATTENTION": True},
+}
 _COMPILING = 120
 
 
@@ -35,11 +40,12 @@ def attention(subject: Subject) -> Iterator[Figures]:
             if not subject.has_time(name):
                 continue
             rows = step_rows(forward, count, context, masks=count > 1)
-            ways = {OURS: _ours(forward, rows, context)} | _theirs(subject, forward, rows, context)
-            times = interleaved(
-                {way: graphed_often(call, forward, forward.zeros(1), lambda: None) for way, call in ways.items()},
-                forward.weights.device, replays=sizes.replays, times=sizes.times,
-            )  # fmt: skip
+            with as_torch_comes():
+                ways = {OURS: _ours(forward, rows, context)} | _theirs(subject, forward, rows, context)
+                times = interleaved(
+                    {way: graphed_often(call, forward, forward.zeros(1), lambda: None) for way, call in ways.items()},
+                    forward.weights.device, replays=sizes.replays, times=sizes.times,
+                )  # fmt: skip
             found[name] = {way: summary(each) for way, each in times.items()}
             found[name]["ratios"] = {way: ratios(each, times[OURS]) for way, each in times.items() if way != OURS}
             subject.say(f"{name}: " + ", ".join(f"{way} {1000 * found[name][way]['median']:.1f} us" for way in times))
@@ -75,21 +81,26 @@ def _theirs(subject: Subject, forward: GpuForward, rows: Rows, context: int) -> 
 
     block_mask = create_block_mask(sees, None, None, count, context + count, device=str(weights.device))
     compiled: Any = torch.compile(flex_attention, dynamic=False)
+    share = weights.query_heads // weights.key_heads
+    whole_key, whole_value = (each.repeat_interleave(share, dim=1) for each in (key, value))
     ways: dict[str, Callable[[], object]] = {
         DENSE: lambda: functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=sees_QT, scale=weights.scaling, enable_gqa=True
+            query, whole_key, whole_value, attn_mask=sees_QT, scale=weights.scaling
         )
     }
+    for name, options in FLEX.items():
 
-    def flex() -> object:
-        return compiled(query, key, value, block_mask=block_mask, scale=weights.scaling, enable_gqa=True)
+        def flex(options: dict[str, bool] = options) -> object:
+            return compiled(
+                query, key, value, block_mask=block_mask, scale=weights.scaling, enable_gqa=True, kernel_options=options
+            )
 
-    try:
-        with at_most(_COMPILING, "compiling FlexAttention"):
-            flex()
-        ways[FLEX] = flex
-    except Exception as error:  # not every shape compiles everywhere: the others are measured
-        subject.say(f"FlexAttention over {count} rows: {type(error).__name__}: {error}"[:300])
+        try:
+            with at_most(_COMPILING, "compiling FlexAttention"):
+                flex()
+            ways[name] = flex
+        except Exception as error:  # not every shape compiles everywhere: the others are measured
+            subject.say(f"{name}, over {count} rows: {type(error).__name__}: {error}"[:300])
     return ways
 
 

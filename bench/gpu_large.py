@@ -97,8 +97,7 @@ def large(subject: Subject) -> Iterator[Figures]:
     # There is no network to it: the forward only looks whether one has experts.
     forward = GpuForward(cast(Any, nn.Module()), weights, _CACHE_TOKENS)
     about = {"shape": shape.name, "layers": shape.layers, "adapter_rank": sizes.large_rank, "weights": "random"}
-    drafts = tuple(count for count in sizes.drafts if count <= _MASKS)
-    for figures in step_figures(subject, forward, sizes.large_rows, drafts):
+    for figures in step_figures(subject, forward, sizes.large_rows, sizes.large_drafts):
         yield about | figures | {"projection": projection(figures["steps"], acceptances(subject.results))}
 
 

@@ -64,6 +64,7 @@ class Sizes:
     attention_contexts: tuple[int, ...] = (512, 4096)
     large: Shape = MIDDLE
     large_rows: tuple[int, ...] = (1, 16, 64, 81)
+    large_drafts: tuple[int, ...] = (0, 4, 7)
     large_rank: int = 64
     large_state: int = 768
     """Of the sequential head."""
@@ -73,7 +74,7 @@ SMOKE = Sizes(
     prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2),
     replays=2, times=2, users=(1, 2), questions=2, user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4,
     at_once=2, alone=1, attention_rows=(1, 9), attention_contexts=(64,),
-    large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_rank=16, large_state=64,
+    large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_drafts=(0, 2), large_rank=16, large_state=64,
 )  # fmt: skip
 """Everything once, in little time; the figures mean nothing."""
 

@@ -47,7 +47,7 @@ def write_together(model: LanguageModel, prompts: list[list[int]], decoder: str,
     while waiting or busy:
         while waiting and len(busy) < users:
             sequence = waiting.popleft()
-            sequence.eos_ids = frozenset()
+            sequence.eos_ids, sequence.reads_anew = frozenset(), True
             model.engine.add(sequence)
             busy.append(sequence)
         if begun and not waiting and not ended and users < len(prompts):

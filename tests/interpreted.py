@@ -23,7 +23,7 @@ def load_gpu(
     folder: Path, adapter: Adapter | None = None, *, cache_tokens: int = 1024, merges: bool | None = None
 ) -> tuple[Checkpoint, GpuForward]:
     """A tiny model's forward by the GPU backend: in float32, in the interpreter where there is no GPU."""
-    checkpoint = load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True)
+    checkpoint = load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True)
     assert is_supported(checkpoint.network, adapter)
     weights = stack(checkpoint.network, adapter, merges=merges)
     gate = None if adapter is None else TorchGate(checkpoint.network, adapter)

@@ -56,7 +56,7 @@ def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("gpu_steps._IN_A_GRAPH", 1)
     folder = tiny_folder("llama", num_hidden_layers=1)
     adapter = random_adapter(load_tiny(folder), masks=2)
-    settings = LoadSettings(device=DEVICE, cache_tokens=1024)
+    settings = LoadSettings(device=DEVICE, dtype="float32", cache_tokens=1024)
     checkpoint = load_checkpoint(str(folder), settings, trainable=True)
     weights = stack(checkpoint.network, adapter)
     parts = parts_of(checkpoint, settings, gate=TorchGate(checkpoint.network, adapter), weights=weights)
@@ -189,7 +189,7 @@ def test_attention_is_timed_beside_torchs_own(subject: Subject, monkeypatch: pyt
     subject.sizes = replace(SIZES, attention_rows=(9,), attention_contexts=(20,))
     figures = last(gpu_attention.attention(subject))
     ways = figures["steps"]["9 rows, context 20"]
-    assert set(ways) == {gpu_attention.OURS, gpu_attention.FLEX, gpu_attention.DENSE, "ratios"}
+    assert set(ways) == {gpu_attention.OURS, *gpu_attention.FLEX, gpu_attention.DENSE, "ratios"}
     told = gpu_tables.gpu_tables({"attention": figures | ended()})
     assert "| attention of one layer, µs | ours |" in told and "| 9 rows, context 20 |" in told
 

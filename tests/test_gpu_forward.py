@@ -35,7 +35,7 @@ def test_it_says_what_torch_says(family: str, merges: bool, tiny_folder: Callabl
     adapter = random_adapter(load_tiny(folder))
     _, ours = load_gpu(folder, adapter, merges=merges)
     assert ours.weights.is_merged == merges
-    network = load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True).network
+    network = load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True).network
     torchs = TorchForward(network, 1024, attach(network, adapter))
     tables = [[forward.cache.open() for _ in range(2)] for forward in (ours, torchs)]
     steps: list[tuple[list[Block], list[list[int]]]] = [
@@ -85,7 +85,7 @@ def test_masks_behind_a_tile_of_real_rows_get_their_parts(tiny_folder: Callable[
     folder = tiny_folder("llama")
     adapter = random_adapter(load_tiny(folder))
     _, ours = load_gpu(folder, adapter, merges=False)
-    network = load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True).network
+    network = load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True).network
     torchs = TorchForward(network, 1024, attach(network, adapter))
     rows = lay_out([make_block(0, [token % 50 for token in range(70)], anchors=[ROOT], masks=3)])
     mine, others = (forward(rows, [forward.cache.open()])[0] for forward in (ours, torchs))
@@ -108,7 +108,9 @@ def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path], monkeypat
 def test_layers_inputs_are_those_of_torch(tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder("llama")
     _, ours = load_gpu(folder)
-    torchs = TorchForward(load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True).network, 1024)
+    torchs = TorchForward(
+        load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True).network, 1024
+    )
     rows = lay_out([make_block(0, PROMPT, layers=(0, 1, 2))])
     mine, others = (forward(rows, [forward.cache.open()])[0] for forward in (ours, torchs))
     assert sorted(mine.layers_qC) == [0, 1, 2]

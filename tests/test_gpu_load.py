@@ -63,7 +63,20 @@ def test_what_fails_the_trial_is_left_to_torch(
 def test_halves_are_taken_where_they_are_exact(
     family: str, dtype: torch.dtype, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = str(tiny_folder(family))
-    assert load_checkpoint(folder, LoadSettings(device="cpu"), trainable=True).network.dtype == torch.float32
+    folder, settings = str(tiny_folder(family)), LoadSettings(device="cpu")
+    assert load_checkpoint(folder, settings).network.dtype == torch.float32
+    monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: None)
     monkeypatch.setattr("stridelm.model.load.has_kernels", lambda device: True)
-    assert load_checkpoint(folder, LoadSettings(device="cpu"), trainable=True).network.dtype == dtype
+    assert load_checkpoint(folder, settings).network.dtype == dtype
+    assert load_checkpoint(folder, settings, trainable=True).network.dtype == torch.float32
+
+
+def test_halves_that_would_not_be_exact_are_left(
+    load_tiny_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for the kernels' sake; when these fail, torch runs the model in float32."""
+    monkeypatch.setattr("stridelm.model.load.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.model.gpu.load.distance", lambda expected, actual: 1.0)
+    model = load_tiny_model("llama")
+    assert isinstance(model.engine.forward, TorchForward)
+    assert model.generate("abc", PARAMS).exact and "float32" in model.generate("abc", PARAMS).exact_to

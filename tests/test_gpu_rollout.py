@@ -24,7 +24,7 @@ LENGTHS = [1, 30, 5, 17, 2]
 
 
 def load(folder: Path) -> Checkpoint:
-    return load_checkpoint(str(folder), LoadSettings(device=DEVICE), trainable=True)
+    return load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True)
 
 
 def prompts_of(*, temperature: float) -> list[Prompt]:

@@ -14,7 +14,7 @@ blocks were last cut: what was launched before is forgotten, and run again. It m
 the device does things in the order in which it was told, so whoever has the blocks now writes later.
 """
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,8 +22,9 @@ from functools import lru_cache
 from stridelm.contracts import Emitted, Forward, Stepper
 from stridelm.decode.autoregressive import ending, finite
 from stridelm.decode.chain_length import ChainLength
+from stridelm.engine.seats import Round
 from stridelm.layout import make_block
-from stridelm.model.kv_cache import BLOCK_SIZE, Table, blocks_for
+from stridelm.model.kv_cache import BLOCK_SIZE, blocks_for
 from stridelm.params import InputError
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
@@ -36,8 +37,6 @@ _AHEAD = 256
 """Tokens that blocks are set aside for at once: whenever a text gets new ones, the device must be told."""
 _SHARE = 4
 """At most the fourth part of what is free, though: others would have to take it back."""
-_IN_FLIGHT = 2
-"""Steps that the device has been given while the host waits for the first of them."""
 
 _Key = tuple[int, int, frozenset[int]]
 """Of a stepper: drafts, places, what ends a text."""
@@ -57,114 +56,12 @@ class Outcome:
         return not self.batch and not self.failed
 
 
-@dataclass(eq=False, slots=True)
-class _Seat:
-    sequence: Sequence
-    table: Table
-    cuts: int
-    """Of the table, when the sequence sat down."""
-    blocks: int
-    """So many of the table's blocks the device knows of."""
-    length: int
-    """Of the text, when all steps that were collected are part of it."""
-    has_drafts: bool = False
-    """Whether the next step to be collected had any: the first after sitting down has none."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the device's text is the sequence's, as it is."""
-        return (
-            self.table is self.sequence.table
-            and self.cuts == self.table.cuts
-            and self.length == len(self.sequence.tokens)
-        )
-
-
-class _Round:
-    """A stepper and who sits at it."""
-
-    def __init__(self, stepper: Stepper) -> None:
-        self.stepper = stepper
-        self.seats: list[_Seat | None] = [None] * stepper.places
-        self.launched: deque[list[_Seat | None]] = deque()
-        """Of every step in flight, who sat where."""
-        self.clear()
-
-    def clear(self) -> None:
-        """All get up, and what is in flight is not wanted any more."""
-        while self.stepper.in_flight:
-            self.stepper.collect()
-        self.launched.clear()
-        for place in range(self.stepper.places):
-            self._leave(place)
-
-    def _leave(self, place: int) -> None:
-        self.stepper.end(place)
-        self.seats[place] = None
-
-    def seat(self, sequences: list[Sequence]) -> None:
-        """These and nobody else, each where it sits already if the device's text is its own."""
-        wanted = set(sequences)
-        for place, seat in enumerate(self.seats):
-            if seat is None:
-                continue
-            if seat.sequence in wanted and seat.holds:
-                wanted.remove(seat.sequence)
-                if len(seat.table.blocks) > seat.blocks:
-                    seat.blocks = len(seat.table.blocks)
-                    self.stepper.give_blocks(place, seat.table.blocks)
-            else:
-                self._leave(place)
-        if wanted:
-            free = (place for place, seat in enumerate(self.seats) if seat is None)
-            for sequence in sequences:
-                if sequence in wanted:
-                    self._begin(next(free), sequence)
-
-    def _begin(self, place: int, sequence: Sequence) -> None:
-        table = sequence.table
-        assert table is not None
-        self.stepper.begin(
-            place,
-            cached=sequence.cached,
-            pending=sequence.tokens[-1],
-            room=sequence.room,
-            blocks=table.blocks,
-            params=sequence.params,
-            seed=sequence.seed,
-            choice=sequence.choice,
-        )
-        self.seats[place] = _Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
-
-    def launch(self) -> None:
-        """Keep the device busy, as long as somebody has more to write than what is in flight gives at least."""
-        while self.stepper.in_flight < _IN_FLIGHT and any(
-            seat is not None and seat.sequence.room > self.stepper.in_flight for seat in self.seats
-        ):
-            self.stepper.launch()
-            self.launched.append(list(self.seats))
-
-    def collect(self, wanted: set[Sequence]) -> list[tuple[_Seat, Emitted]]:
-        """The earliest step in flight, for those who still sit there and whose text is as it was. Of the others the
-        device knows more than the host will: they get up."""
-        taken: list[tuple[_Seat, Emitted]] = []
-        launched, results = self.launched.popleft(), self.stepper.collect()
-        for place, (seat, sits, emitted) in enumerate(zip(launched, self.seats, results, strict=True)):
-            if seat is None or seat is not sits:
-                continue
-            if seat.sequence in wanted and seat.holds:
-                taken.append((seat, emitted))
-            else:
-                self._leave(place)
-        return taken
-
-
 class Strider:
     """One per engine."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
-        self._rounds: dict[_Key, _Round] = {}
+        self._rounds: dict[_Key, Round] = {}
         self._lengths: dict[tuple[int, int], ChainLength] = {}
         """By the most drafts that the sequences may have, and places."""
         self._asked: dict[tuple[int, frozenset[int]], ChainLength] = {}
@@ -175,6 +72,7 @@ class Strider:
         """Measure the steps of one text with up to so many drafts before somebody waits for it: what a device runs for
         the first time is compiled and captured then."""
         if self.forward.stepper(0, 1, ends) is not None:
+            self._seconds((0, 1, ends))
             self._length(drafts, 1, ends)
 
     def split(self, batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
@@ -272,7 +170,7 @@ class Strider:
 
     def _step(self, key: _Key, sequences: list[Sequence]) -> Outcome:
         if key not in self._rounds:
-            self._rounds[key] = _Round(self._stepper(key))
+            self._rounds[key] = Round(self._stepper(key))
         current = self._rounds[key]
         current.seat(sequences)
         outcome = Outcome()
@@ -281,7 +179,7 @@ class Strider:
             outcome = self._collect(current, set(sequences))
         return outcome
 
-    def _collect(self, current: _Round, wanted: set[Sequence]) -> Outcome:
+    def _collect(self, current: Round, wanted: set[Sequence]) -> Outcome:
         outcome, drafts = Outcome(), current.stepper.drafts
         for seat, emitted in current.collect(wanted):
             sequence, count = seat.sequence, len(emitted.tokens)
@@ -323,7 +221,7 @@ class Strider:
         return stepper
 
 
-def _is_left(key: _Key, current: _Round, going_to: dict[Sequence, _Key]) -> bool:
+def _is_left(key: _Key, current: Round, going_to: dict[Sequence, _Key]) -> bool:
     """Whether somebody moves from here to another stepper."""
     return any(seat is not None and going_to.get(seat.sequence, key) != key for seat in current.seats)
 

@@ -74,7 +74,8 @@ def load_checkpoint(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     config, weights, tokenizer, eos_ids = _read(name)
-    network = build_network(name, config, weights, device, _dtype(settings.dtype, config, device))
+    is_half = settings.dtype == AUTO_DTYPE and not trainable and has_kernels(device) and config.model_type in FAMILIES
+    network = build_network(name, config, weights, device, torch.bfloat16 if is_half else _DTYPES[settings.dtype])
     weights_fingerprint = fingerprint(weights)
     stored_dtype = max(weights.values(), key=torch.numel).dtype
     del weights
@@ -98,11 +99,6 @@ def load_checkpoint(
         fingerprint=weights_fingerprint,
         stored_dtype=stored_dtype,
     )
-
-
-def _dtype(asked: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    is_half = asked == AUTO_DTYPE and has_kernels(device) and config.model_type in FAMILIES
-    return torch.bfloat16 if is_half else _DTYPES[asked]
 
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> str:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from stridelm.contracts import Forward
 from stridelm.model import builtin
 from stridelm.model.adapter import load_adapter
@@ -18,7 +20,7 @@ from stridelm.model.heads import TorchHeads, heads_for, load_heads
 from stridelm.model.load import Checkpoint
 from stridelm.model.preview import adapter_folder
 from stridelm.model.target import Draft, Parts
-from stridelm.settings import LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings
 
 
 def load_parts(
@@ -38,6 +40,10 @@ def load_parts(
     assisting = assistant_folder(draft_model) if draft_model else None
     draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
     on_gpu = stacked(target.network, converted)
+    if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
+        del target  # half precision was taken for what the kernels would have made exact
+        exact = replace(settings, dtype="float32")
+        return load_parts(model, exact, adapter=adapter, draft_model=draft_model, heads=heads)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
     if on_gpu is not None:
         target = replace(target, has_own_rows=True)

@@ -36,7 +36,7 @@ class Network:
         """As `stridelm.load` takes them, of which device and threads count here. `draft_model`: default the one that
         comes with the model."""
         self.model = model
-        self.settings = LoadSettings(device=settings.device, threads=settings.threads)
+        self.settings = LoadSettings(device=settings.device, dtype="float32", threads=settings.threads)
         self._draft_model = draft_model
 
     @cached_property

@@ -2,13 +2,14 @@
 
 A step is a few hundred short kernels in a row, each of which would wait for the last program of the one before. With
 AHEAD a kernel's programs start as soon as there is room for them, fetch the weights that they will need into the cache,
-look up where their rows stand, and only then wait for what the kernel before writes. Nothing is read before
-`await_inputs` that a step's layers write, and nothing is written. Every program waits, so that whoever waits for it has
-waited for all before it, too.
+look up where their rows stand, and only then wait for what the kernel before writes. Nothing is written before
+`await_inputs`, and nothing is read that a step's layers write. A kernel is done when all its programs are, and some of
+them have waited: so whoever waits for it has waited for all before it, too.
 
-Who waits has a place on the device that others may need. So a kernel lets the next begin where little is left to do,
-not at its own start (H200, 135M, a step with drafts: 0.89 ms for 1.00). A large model's kernels fill the device with
-what they read; there beginning ahead costs more than it brings (8B: 5.5 ms a plain step for 4.9), and nobody does.
+Who waits has a place on the device that others may need. So a kernel of the layers lets the next begin where little is
+left to do, not at its own start (H200, 135M, a step with drafts: 0.89 ms for 1.00). A large model's kernels fill the
+device with what they read; there beginning ahead costs more than it brings (8B: 5.5 ms a plain step for 4.9), and
+nobody does.
 """
 
 # What a kernel is written in only looks like Python.

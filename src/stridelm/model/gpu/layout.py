@@ -16,7 +16,7 @@ from stridelm.model.kv_cache import Table
 from stridelm.types import ROOT, Rows
 
 _ROWS = (1, 8, 16, 32, 56, 64, 96, 128, 192, 256, 384, 512)
-"""56 masks and eight real rows are a tile."""
+"""56 masks and eight real rows are a tile, seven drafts with seven masks each."""
 _BLOCKS = (1, 8, 64)
 _LEAST_SPANS = 4
 _BEYOND = 512

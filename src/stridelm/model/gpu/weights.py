@@ -239,18 +239,19 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
         )
     if adapter is None:
         return Product(weight_KNC, bias_N, None, None)
-    down_RC = weight_KNC.new_zeros(rank * len(linears), weight_KNC.shape[2])
-    up_NR = weight_KNC.new_zeros(weight_KNC.shape[1], rank)
+    down_RC = None if merges else weight_KNC.new_zeros(rank * len(linears), weight_KNC.shape[2])
+    up_NR = None if merges else weight_KNC.new_zeros(weight_KNC.shape[1], rank)
     for number, (first, name) in enumerate(zip(firsts, names, strict=True)):
         if name not in adapter.config.targets:
             continue
         down, up = (factor.to(weight_KNC.device) for factor in adapter.low_rank(name))
-        if merges:
+        if down_RC is None or up_NR is None:
             own = weight_KNC[1, first : first + len(up)]
             own.copy_(own.float() + up.float() @ down.float())
-        down_RC[number * rank : number * rank + len(down)] = down
-        up_NR[first : first + len(up), : up.shape[1]] = up
-    return Product(weight_KNC, bias_N, None, None) if merges else Product(weight_KNC, bias_N, down_RC, up_NR)
+        else:
+            down_RC[number * rank : number * rank + len(down)] = down
+            up_NR[first : first + len(up), : up.shape[1]] = up
+    return Product(weight_KNC, bias_N, down_RC, up_NR)
 
 
 def _together(linears: list[nn.Linear]) -> torch.Tensor | None:
