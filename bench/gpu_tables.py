@@ -249,6 +249,8 @@ def _notes(results: Figures) -> list[str]:
             notes.append(f"`{part}` is a smoke run: its figures mean nothing.")
         if found["error"]:
             notes.append(f"`{part}` broke off: {found['error']}")
+        if not found["is_complete"] and not found["error"] and not found["left_out"]:
+            notes.append(f"`{part}` was stopped before its end: what is missing was not measured.")
         if found["left_out"]:
             notes.append(f"`{part}`, not measured for want of time: {'; '.join(found['left_out'])}.")
         versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("torch", "transformers", "triton"))
