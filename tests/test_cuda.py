@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 
 SETTINGS = {
     "greedy": SamplingParams(max_tokens=40),
+    "drawn by the device": SamplingParams(max_tokens=40, temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, seed=7),
     "all": SamplingParams(
         max_tokens=40, temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2,
         frequency_penalty=0.1, logit_bias={70: 1.0}, seed=7,
