@@ -64,9 +64,8 @@ def turned_heads(
     blocks, depths, offsets, masks, starts, tables, query, keys, values, real, M, eps,
     C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SPLIT: tl.constexpr,
     R: tl.constexpr, BR: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    TILES: tl.constexpr,
-    BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, HEAD_NORMED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr,
+    HEAD_NORMED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one tile of rows, or one of the SPLIT parts of its halves. These are two products, since the rotation
     mixes them."""
