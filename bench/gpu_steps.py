@@ -9,6 +9,7 @@ from transformers import StaticCache
 
 from gpu_subject import Subject, as_torch_comes
 from gpu_timing import WARM_UP, Timed, at_most, interleaved, ratios, summary
+from stridelm.contracts import Continuation
 from stridelm.layout import lay_out, make_block
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.forward import GpuForward
@@ -74,7 +75,7 @@ def stepper_call(forward: GpuForward, drafts: int, context: int, replays: int) -
     def reset() -> None:
         while stepper.in_flight:
             stepper.collect()
-        stepper.begin(0, cached=context, pending=1, room=_ROOM, blocks=table.blocks)
+        stepper.begin(0, Continuation(cached=context, pending=1, room=_ROOM, blocks=table.blocks))
 
     def call() -> None:
         if not stepper.in_flight:

@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 
 from hashing_model import CONTEXT, VOCABULARY, HashForward, TokenMemory, answer, contributions, logits_of
-from stridelm.contracts import GREEDY, Emitted
+from stridelm.contracts import GREEDY, Continuation, Emitted
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.params import SamplingParams
@@ -83,7 +83,7 @@ class _Place:
 
 class HashStepper:
     def __init__(self, forward: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> None:
-        self.drafts, self.places, self.ends = drafts, places, ends
+        self.drafts, self.places, self.ends, self.most_in_flight = drafts, places, ends, 2
         self.rows = (drafts + 1) ** 2
         self.cache, self.tokens, self.device = forward.cache, forward.memory.tokens, forward.device
         self._texts = [_Place() for _ in range(places)]
@@ -98,22 +98,11 @@ class HashStepper:
         assert not self.in_flight and not any(text.blocks for text in self._texts), "measured while somebody is there"
         return 1 + self.device.row_seconds * self.drafts * self.places
 
-    def begin(
-        self,
-        place: int,
-        *,
-        cached: int,
-        pending: int,
-        room: int,
-        blocks: Items[int],
-        params: SamplingParams = GREEDY,
-        seed: int = 0,
-        choice: int = 0,
-    ) -> None:
-        assert room > 0 and pending >= 0
+    def begin(self, place: int, text: Continuation) -> None:
+        assert text.room > 0 and text.pending >= 0
         self.device.begins += 1
-        ids = [pending, *[_NO_DRAFT] * self.drafts]
-        self._texts[place] = _Place(cached, ids, room, list(blocks), params, seed, choice)
+        ids = [text.pending, *[_NO_DRAFT] * self.drafts]
+        self._texts[place] = _Place(text.cached, ids, text.room, list(text.blocks), text.params, text.seed, text.choice)
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:
         self._texts[place].blocks = list(blocks)
@@ -122,7 +111,7 @@ class HashStepper:
         self._texts[place] = _Place()
 
     def launch(self) -> None:
-        assert self.in_flight < 2
+        assert self.in_flight < self.most_in_flight
         if self.device.fails:
             raise RuntimeError("the device is out of memory")
         self.device.launches += 1

@@ -15,6 +15,7 @@ from interpreted import DEVICE, load_gpu
 from reference import NEAR_TIE, first_departure, reference
 from stridelm import sampling
 from stridelm.arrays import signed
+from stridelm.contracts import Continuation
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft import grow
 from stridelm.draft.grow import Chain, TreeGrower
@@ -93,8 +94,7 @@ def seat(forward: GpuForward, stepper: GpuStepper, texts: list[Text]) -> list[Ta
     tables = [forward.cache.open(len(text.prompt) + text.params.max_tokens + TAIL) for text in texts]
     for place, (text, table) in enumerate(zip(texts, tables, strict=True)):
         read(forward, table, text.prompt[:-1])
-        stepper.begin(
-            place,
+        begun = Continuation(
             cached=len(text.prompt) - 1,
             pending=text.prompt[-1],
             room=text.params.max_tokens,
@@ -103,6 +103,7 @@ def seat(forward: GpuForward, stepper: GpuStepper, texts: list[Text]) -> list[Ta
             seed=text.params.seed or 0,
             choice=text.choice,
         )
+        stepper.begin(place, begun)
     for place in range(len(texts), stepper.places):
         stepper.end(place)
     return tables

@@ -117,7 +117,15 @@ def test_steps_are_made_before_somebody_waits(most: int, options: set[int]) -> N
     made = set(engine.forward.steppers)
     assert {drafts for drafts, places, _ in made if places == 1} == options
     finish(engine, make(prompts(1)[0], Drafting(most)))
-    assert set(engine.forward.steppers) - made <= {(most, 1, ENDS)}  # whose rows are counted, and which is not run
+    assert set(engine.forward.steppers) == made
+
+
+def test_steps_with_too_many_rows_are_not_even_made() -> None:
+    """64 texts with two drafts each are 576 rows."""
+    engine = engine_of(4096, Device(row_seconds=0.0))
+    finish(engine, *(make(prompt, Drafting(4)) for prompt in prompts(64)))
+    assert isinstance(engine.forward, SteppingForward)
+    assert {drafts for drafts, places, _ in engine.forward.steppers if places == 64} == {0}
 
 
 @pytest.mark.parametrize(("right", "forwards"), [(1.0, 1 + 1 + 6), (0.0, 30)])

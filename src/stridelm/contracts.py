@@ -189,6 +189,24 @@ GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """A text that a place of a stepper goes on with."""
+
+    cached: int
+    """So many of its tokens are in the cache."""
+    pending: int
+    """The token that is not."""
+    room: int
+    """So many more may be written."""
+    blocks: Items[int]
+    """Of the cache, that are the text's."""
+    params: SamplingParams = GREEDY
+    """Of these only temperature and filters count: whoever changes logits needs the host."""
+    seed: int = 0
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Emitted:
     """What one step gave one place."""
 
@@ -222,26 +240,16 @@ class Stepper(Protocol):
         """What a step takes, over short texts."""
         ...
 
+    most_in_flight: int
+    """Steps that may be launched and not collected."""
+
     @property
     def in_flight(self) -> int:
-        """Steps that were launched and not collected."""
+        """Those that are."""
         ...
 
-    def begin(
-        self,
-        place: int,
-        *,
-        cached: int,
-        pending: int,
-        room: int,
-        blocks: Items[int],
-        params: SamplingParams = GREEDY,
-        seed: int = 0,
-        choice: int = 0,
-    ) -> None:
-        """Let a place go on with a text: so many tokens are in the cache, in these blocks of it, one token is not, and
-        so many may be written. Draws are those of `sampling.draw`; of the parameters only temperature and filters
-        count, whoever changes logits needs the host."""
+    def begin(self, place: int, text: Continuation) -> None:
+        """Let a place go on with a text. Draws are those of `sampling.draw`."""
         ...
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:

@@ -4,6 +4,7 @@ of. A place has its own pages of the cache for good."""
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 
+from stridelm.contracts import Continuation
 from stridelm.engine.places import Prompt
 from stridelm.layout import lay_out, make_block
 from stridelm.model.gpu.forward import GpuForward
@@ -19,8 +20,6 @@ _ROWS = 16384
 class GpuPlaces:
     """Keeps `engine.places.Places`."""
 
-    most_in_flight = 2
-
     def __init__(self, checkpoint: Checkpoint, weights: Weights, places: int, width: int) -> None:
         """`weights` were stacked from the checkpoint's network; `width`: the most tokens of a prompt and its answer."""
         room = blocks_for(width) * BLOCK_SIZE + BLOCK_SIZE
@@ -34,6 +33,7 @@ class GpuPlaces:
             ) from error
         self.tables = [self.forward.cache.open(room) for _ in range(places)]
         self.stepper = self.forward.stepper(0, places, checkpoint.eos_ids)
+        self.most_in_flight = self.stepper.most_in_flight
 
     def begin(self, prompts: Mapping[int, Prompt]) -> None:
         """The last token of a prompt is the first step's to read: it draws behind it."""
@@ -44,8 +44,7 @@ class GpuPlaces:
                 # Which tokens are in its blocks only the device knows from here on.
                 self.forward.cache.truncate(table, 0)
         for place, prompt in prompts.items():
-            self.stepper.begin(
-                place,
+            text = Continuation(
                 cached=len(prompt.tokens) - 1,
                 pending=prompt.tokens[-1],
                 room=prompt.max_tokens,
@@ -53,6 +52,7 @@ class GpuPlaces:
                 params=SamplingParams(temperature=prompt.temperature),
                 seed=prompt.seed,
             )
+            self.stepper.begin(place, text)
 
     def end(self, place: int) -> None:
         self.stepper.end(place)

@@ -3,12 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
-from stridelm.contracts import Emitted, Stepper
+from stridelm.contracts import Continuation, Emitted, Stepper
 from stridelm.model.kv_cache import Table
 from stridelm.types import Sequence
-
-_IN_FLIGHT = 2
-"""Steps that the device has been given while the host waits for the first of them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -78,8 +75,7 @@ class Round:
     def _begin(self, place: int, sequence: Sequence) -> None:
         table = sequence.table
         assert table is not None
-        self.stepper.begin(
-            place,
+        text = Continuation(
             cached=sequence.cached,
             pending=sequence.tokens[-1],
             room=sequence.room,
@@ -88,11 +84,12 @@ class Round:
             seed=sequence.seed,
             choice=sequence.choice,
         )
+        self.stepper.begin(place, text)
         self.seats[place] = Seat(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
 
     def launch(self) -> None:
         """Keep the device busy, as long as somebody has more to write than what is in flight gives at least."""
-        while self.stepper.in_flight < _IN_FLIGHT and any(
+        while self.stepper.in_flight < self.stepper.most_in_flight and any(
             seat is not None and seat.sequence.room > self.stepper.in_flight for seat in self.seats
         ):
             self.stepper.launch()

@@ -74,7 +74,7 @@ class Strider:
         the first time is compiled and captured then."""
         if self.forward.stepper(0, 1, ends) is not None:
             self._seconds((0, 1, ends))
-            self._length(drafts, 1, ends)
+            self._length(_longest(drafts), 1, ends)
 
     def split(self, batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
         """Those whose next step the device can run by itself, each with the most drafts that there is room for, and the
@@ -91,9 +91,10 @@ class Strider:
 
     def _most_drafts(self, sequence: Sequence) -> int | None:
         """As many as its policy allows; none where the cache is nearly full. None: the host must run its step."""
-        drafts = sequence.policy.device_drafts
-        if drafts is None or not self._can_take(sequence):
+        allowed = sequence.policy.device_drafts
+        if allowed is None or not self._can_take(sequence):
             return None
+        drafts = _longest(allowed)
         if self._has_room(sequence, drafts):
             return drafts
         return 0 if drafts and self._has_room(sequence, 0) else None
@@ -196,17 +197,16 @@ class Strider:
             outcome.commits.append(commit)
             if seat.has_drafts and commit.finish_reason is None:
                 assert sequence.policy.device_drafts is not None
-                self._asked[sequence.policy.device_drafts, sequence.eos_ids].observe(drafts, count)
+                self._asked[_longest(sequence.policy.device_drafts), sequence.eos_ids].observe(drafts, count)
             seat.length += count
             seat.has_drafts = drafts > 0
         return outcome
 
     def _length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
         if (drafts, places) not in self._lengths:
-            options = {count for count in (*_DRAFTS, min(drafts, _TILE)) if 0 < count <= drafts}
-            keys = [(count, places, ends) for count in options]
-            fitting = [key for key in keys if self._stepper(key).rows * places <= _MOST_ROWS]
-            seconds = {key[0]: self._seconds(key) for key in [(0, places, ends), *fitting]} if fitting else {0: 1.0}
+            rows = {count: self._rows(count, ends) for count in (*_DRAFTS, drafts) if 0 < count <= drafts}
+            fitting = [count for count, own in rows.items() if own is not None and own * places <= _MOST_ROWS]
+            seconds = {count: self._seconds((count, places, ends)) for count in (0, *fitting)} if fitting else {0: 1.0}
             self._lengths[drafts, places] = ChainLength(seconds)
         return self._lengths[drafts, places]
 
@@ -244,6 +244,12 @@ def _commit(sequence: Sequence, emitted: Emitted) -> Commit:
 def _accepted(count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The rows that stand if so many tokens are emitted, and who proposed these."""
     return tuple(range(count)), (*(MASKS,) * (count - 1), "model")
+
+
+@lru_cache
+def _longest(drafts: int) -> int:
+    """The most drafts that are tried where so many are allowed. Few enough for a tile, it is these."""
+    return drafts if drafts <= _TILE else max(count for count in _DRAFTS if count <= drafts)
 
 
 def _places(count: int) -> int:

@@ -33,6 +33,8 @@ _LOADS_OF_HEAD = 4
 _WIDE = 1024
 """Beyond this width a model's steps read rather than wait."""
 _WIDE_HEAD = 64
+_SUM_BLOCK = 128
+"""Inputs of a sum that are read at once."""
 _PRODUCTS = 4
 """Of a layer."""
 _MOST_PARTS = 3
@@ -92,7 +94,6 @@ class Layers:
         self.block_k = power(min(64, weights.width))
         self.most_loads = 8 if is_large else 5
         """In flight, of a program: a large model's keep the memory busy, a small one's are over before they are."""
-        self.sum_block_k = 128
         self.piece = min(32, weights.rank)
         """Of a low-rank part, that a program computes."""
         self.unit_tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
@@ -230,7 +231,7 @@ class Layers:
     ) -> None:
         """`norm_C`: of the norm that reads the sum."""
         _, outputs, inputs = product.weight_KNC.shape
-        block = power(min(self.sum_block_k, inputs))
+        block = power(min(_SUM_BLOCK, inputs))
         added[(state.tiles, self.tiles + state.pieces)](
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, *state.low(), layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),

@@ -31,6 +31,8 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None
     something."""
     if not has_kernels(network.device) or not is_supported(network, adapter):
         return None
+    if network.device.type == "cuda":
+        torch.cuda.set_device(network.device)  # Triton launches on the current one
     expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
     weights = stack(network, adapter)
     gate = None if adapter is None else TorchGate(network, adapter)
@@ -47,10 +49,9 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None
 
 def has_kernels(device: torch.device) -> bool:
     """Whether kernels run there at all."""
-    if device.type != "cuda" or find_spec("triton") is None or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    torch.cuda.set_device(device)  # Triton launches on the current one
-    return True
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
 
 
 def _trial(network: PreTrainedModel, weights: Weights, gate: TorchGate | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from stridelm.contracts import GREEDY, Emitted
+from stridelm.contracts import Continuation, Emitted
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.gpu.decide import gathered, settled
 from stridelm.model.gpu.growth import Growth
@@ -24,15 +24,14 @@ from stridelm.model.gpu.layout import spans_for, template_layout
 from stridelm.model.gpu.memory import PAGE
 from stridelm.model.gpu.sample import Drawing
 from stridelm.model.gpu.template import Template
-from stridelm.params import SamplingParams
 
-_IN_FLIGHT = 2
-"""Steps whose results the host has not read yet."""
 _TRIALS = 9
 
 
 class GpuStepper:
     """Keeps `contracts.Stepper`. Those of one model share weights and cache."""
+
+    most_in_flight = 2
 
     def __init__(
         self,
@@ -61,8 +60,9 @@ class GpuStepper:
         """What the host reads: counts, tokens, and how sure the model was of them."""
         self._graphed = Graphed(self._step, network, self.device, pool=pool)
         is_cuda = self.device.type == "cuda"
-        self._host = [torch.zeros(self.results.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_IN_FLIGHT)]
-        self._events = [torch.cuda.Event() for _ in range(_IN_FLIGHT)] if is_cuda else []
+        slots = range(self.most_in_flight)
+        self._host = [torch.zeros(self.results.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in slots]
+        self._events = [torch.cuda.Event() for _ in slots] if is_cuda else []
         self._launched = self._collected = 0
         self._lengths = [0] * places
         """Of the texts in the cache, once all steps are collected that are."""
@@ -101,25 +101,14 @@ class GpuStepper:
         return spans_for(longest + self.draws + self.template.masks)
 
     @torch.inference_mode()
-    def begin(
-        self,
-        place: int,
-        *,
-        cached: int,
-        pending: int,
-        room: int,
-        blocks: Items[int],
-        params: SamplingParams = GREEDY,
-        seed: int = 0,
-        choice: int = 0,
-    ) -> None:
+    def begin(self, place: int, text: Continuation) -> None:
         """There are no drafts at first."""
-        first, ids = place * self.template.nodes, [pending, *[-1] * self.drafts]
+        first, ids = place * self.template.nodes, [text.pending, *[-1] * self.drafts]
         self.layout.ids_M[first : first + len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        self.layout.starts_B[place] = self._lengths[place] = cached
-        self.rooms_B[place] = room
-        self.drawing.begin(place, params, seed, choice)
-        self.give_blocks(place, blocks)
+        self.layout.starts_B[place] = self._lengths[place] = text.cached
+        self.rooms_B[place] = text.room
+        self.drawing.begin(place, text.params, text.seed, text.choice)
+        self.give_blocks(place, text.blocks)
 
     @torch.inference_mode()
     def give_blocks(self, place: int, blocks: Items[int]) -> None:
@@ -135,9 +124,9 @@ class GpuStepper:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        assert self.in_flight < _IN_FLIGHT
+        assert self.in_flight < self.most_in_flight
         self._graphed((self.drawing.kind, self._spans))
-        slot = self._launched % _IN_FLIGHT
+        slot = self._launched % self.most_in_flight
         self._host[slot].copy_(self.results, non_blocking=True)
         if self._events:
             self._events[slot].record()
@@ -146,7 +135,7 @@ class GpuStepper:
     def collect(self) -> list[Emitted]:
         """What the earliest step that was not collected gave each place."""
         assert self.in_flight
-        slot = self._collected % _IN_FLIGHT
+        slot = self._collected % self.most_in_flight
         if self._events:
             self._events[slot].synchronize()
         self._collected += 1
