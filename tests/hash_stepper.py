@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,9 @@ _MASK = -2
 """What a mask row, or one without a draft, leaves in the memory: nobody may read it."""
 _NO_DRAFT = -1
 
+Fault = Literal["launch", "launched", "collect", "slot"]
+"""Where a step fails: before it has run or after, when it is collected, or in what it gave one of several texts."""
+
 
 @dataclass
 class Device:
@@ -37,7 +41,13 @@ class Device:
     begins: int = 0
     spoilt: set[int] = field(default_factory=set)
     """Texts that begin with one of these tokens have logits that are not finite."""
-    fails: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    """What goes wrong next, the first one first: each happens once."""
+
+    def fail(self, *kinds: Fault) -> None:
+        """Raise if the next fault is one of these."""
+        if self.faults and self.faults[0] in kinds:
+            raise RuntimeError(f"the device failed: {self.faults.pop(0)}")
 
 
 class SteppingForward(HashForward):
@@ -81,6 +91,18 @@ class _Place:
         return draw(logits_V, self.params, seen, len(seen), seed=self.seed, choice=self.choice)
 
 
+class Unreadable(Emitted):
+    """What a step gave one text, which the host cannot read."""
+
+    def __init__(self) -> None:
+        """Without tokens."""
+
+    def __getattribute__(self, name: str) -> object:
+        if name in ("tokens", "confidence", "drafts"):
+            raise RuntimeError("the device failed: slot")
+        return super().__getattribute__(name)
+
+
 class HashStepper:
     def __init__(self, forward: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> None:
         self.drafts, self.places, self.ends, self.most_in_flight = drafts, places, ends, 2
@@ -112,16 +134,21 @@ class HashStepper:
 
     def launch(self) -> None:
         assert self.in_flight < self.most_in_flight
-        if self.device.fails:
-            raise RuntimeError("the device is out of memory")
+        self.device.fail("launch")
         self.device.launches += 1
         # All write, then all read: a step that wrote into another's blocks would be seen.
         for text in self._texts:
             self._write(text)
         self._results.append([self._read(text) for text in self._texts])
+        self.device.fail("launched")
 
     def collect(self) -> list[Emitted]:
-        return self._results.popleft()
+        self.device.fail("collect")
+        results = self._results.popleft()
+        if self.device.faults[:1] == ["slot"] and any(emitted.tokens for emitted in results):
+            self.device.faults.pop(0)
+            results[max(slot for slot, emitted in enumerate(results) if emitted.tokens)] = Unreadable()
+        return results
 
     def _write(self, text: _Place) -> None:
         if not text.blocks:

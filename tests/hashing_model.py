@@ -7,6 +7,8 @@ import numpy as np
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from stridelm import arrays
+from stridelm.contracts import Greed
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
@@ -44,9 +46,10 @@ class TokenMemory:
 class HashForward:
     """In the place of a TorchForward. Hands out numpy arrays, as a native backend does."""
 
-    gate, width, layers, longest, identity = None, 1, 1, CONTEXT, ()
+    width, layers, longest, identity = 1, 1, CONTEXT, ()
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, gate: "HashGate | None" = None) -> None:
+        self.gate = gate
         self.memory = TokenMemory(blocks * BLOCK_SIZE)
         self.cache = KVCache(blocks * BLOCK_SIZE, self.memory)
         self.rows = 0
@@ -66,10 +69,17 @@ class HashForward:
         own_q = contributions(read[start:], rows.positions_Q[segment])
         hashes_q = seen + (rows.ancestors[block] * own_q[None, :]).sum(axis=1, dtype=np.uint64)
         wanted = rows.wanted_W[rows.wanted_segments[block]] - segment.start
-        return Output(logits_of(hashes_q[wanted]))
+        is_mask_q = np.isin(np.arange(segment.start, segment.stop), rows.mask_rows_M)
+        if not is_mask_q.any():
+            return Output(logits_of(hashes_q[wanted]))
+        for row in np.flatnonzero(is_mask_q):
+            seen_q = rows.ancestors[block][row]
+            path = [*read[:start].tolist(), *read[start:][seen_q & ~is_mask_q].tolist()]
+            hashes_q[row] = _foreseen(path, int((seen_q & is_mask_q).sum()))
+        return Output(logits_of(hashes_q[wanted]), np.zeros((len(wanted), 1), dtype=np.float32))
 
     def with_cache(self, tokens: int) -> "HashForward":
-        return HashForward(blocks_for(tokens))
+        return HashForward(blocks_for(tokens), self.gate)
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         raise AssertionError("nothing is scored outside of a step")
@@ -81,6 +91,40 @@ class HashForward:
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
         """The host takes part in every step."""
+
+
+class HashGate:
+    """Keeps `contracts.Gate`, without a sequential head. Its masks foresee what greedy decoding writes."""
+
+    k, state_size = 5, 0
+
+    def score(self, hidden_XC: np.ndarray) -> np.ndarray:
+        raise AssertionError("no mask is deferred")
+
+    def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        return arrays.top(logits_V, count)
+
+    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed) -> None:
+        """Depth by depth."""
+
+    def start(self, chains: int) -> np.ndarray:
+        raise AssertionError("there is no sequential head")
+
+    def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise AssertionError("there is no sequential head")
+
+    def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
+        raise AssertionError("there is no sequential head")
+
+
+def _foreseen(path: list[int], depth: int) -> np.uint64:
+    """What a row has seen that stands so many greedy tokens behind a path."""
+    for _ in range(depth):
+        if len(path) == CONTEXT:
+            break
+        seen = contributions(path, range(len(path))).sum(dtype=np.uint64)
+        path = [*path, int(logits_of(np.array([seen]))[0].argmax())]
+    return contributions(path, range(len(path))).sum(dtype=np.uint64)
 
 
 def answer(prompt: list[int], params: SamplingParams, seed: int, choice: int = 0) -> list[int]:

@@ -435,7 +435,8 @@ def test_the_host_runs_what_the_device_fails_at(caplog: pytest.LogCaptureFixture
     for sequence in sequences:
         engine.add(sequence)
     for step in itertools.count():
-        device.fails = 5 <= step < 9
+        if 5 <= step < 9:
+            device.faults = ["launch"]
         step_of(engine)
         engine.forward.cache.check_integrity()
         if all(sequence.finish_reason for sequence in sequences):
