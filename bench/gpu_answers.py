@@ -68,9 +68,9 @@ def decode(subject: Subject) -> Iterator[Figures]:
 
 
 def clear(model: LanguageModel) -> None:
-    """Prompts are read anew, and the step that the device has begun beyond the answer before is none of the next."""
+    """Prompts are read anew, and the step that the backend has begun beyond the answer before is none of the next."""
     model.forget()
-    model.engine.strider.forget()
+    model.engine.own_steps.forget()
 
 
 def answer(model: LanguageModel, prompt: str, decoder: str, tokens: int) -> Timed:

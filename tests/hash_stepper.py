@@ -16,6 +16,7 @@ import numpy as np
 from hashing_model import CONTEXT, VOCABULARY, HashForward, TokenMemory, answer, contributions, logits_of
 from stridelm.contracts import GREEDY, Continuation, Emitted
 from stridelm.decode.autoregressive import Autoregressive
+from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
@@ -25,7 +26,7 @@ _MASK = -2
 """What a mask row, or one without a draft, leaves in the memory: nobody may read it."""
 _NO_DRAFT = -1
 
-Fault = Literal["launch", "launched", "collect", "slot"]
+Fault = Literal["launch", "launched", "collect", "place"]
 """Where a step fails: before it has run or after, when it is collected, or in what it gave one of several texts."""
 
 
@@ -44,10 +45,19 @@ class Device:
     faults: list[Fault] = field(default_factory=list)
     """What goes wrong next, the first one first: each happens once."""
 
-    def fail(self, *kinds: Fault) -> None:
-        """Raise if the next fault is one of these."""
-        if self.faults and self.faults[0] in kinds:
-            raise RuntimeError(f"the device failed: {self.faults.pop(0)}")
+    failed: int = 0
+    """Faults that have happened."""
+
+    def fail(self, kind: Fault) -> None:
+        """Raise if this is the next fault."""
+        if self.is_due(kind):
+            self.failed += 1
+            raise RuntimeError(f"the device failed: {kind}")
+
+    def is_due(self, kind: Fault) -> bool:
+        is_due = self.faults[:1] == [kind]
+        del self.faults[: int(is_due)]
+        return is_due
 
 
 class SteppingForward(HashForward):
@@ -94,18 +104,25 @@ class _Place:
 class Unreadable(Emitted):
     """What a step gave one text, which the host cannot read."""
 
-    def __init__(self) -> None:
-        """Without tokens."""
+    __slots__ = ("device",)
+
+    def __init__(self, device: Device) -> None:
+        object.__setattr__(self, "device", device)
 
     def __getattribute__(self, name: str) -> object:
-        if name in ("tokens", "confidence", "drafts"):
-            raise RuntimeError("the device failed: slot")
-        return super().__getattribute__(name)
+        if name == "device":
+            return object.__getattribute__(self, name)
+        self.device.failed += 1  # or nobody may look at it
+        raise RuntimeError("the device failed: place")
 
 
 class HashStepper:
+    """Obeys what the GPU's steppers obey."""
+
+    obeys = GpuStepper.obeys
+
     def __init__(self, forward: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> None:
-        self.drafts, self.places, self.ends, self.most_in_flight = drafts, places, ends, 2
+        self.drafts, self.places, self.ends, self.max_in_flight = drafts, places, ends, 2
         self.rows = (drafts + 1) ** 2
         self.cache, self.tokens, self.device = forward.cache, forward.memory.tokens, forward.device
         self._texts = [_Place() for _ in range(places)]
@@ -132,8 +149,12 @@ class HashStepper:
     def end(self, place: int) -> None:
         self._texts[place] = _Place()
 
+    def forget(self) -> None:
+        self._results.clear()
+        self._texts = [_Place() for _ in range(self.places)]
+
     def launch(self) -> None:
-        assert self.in_flight < self.most_in_flight
+        assert self.in_flight < self.max_in_flight
         self.device.fail("launch")
         self.device.launches += 1
         # All write, then all read: a step that wrote into another's blocks would be seen.
@@ -145,9 +166,9 @@ class HashStepper:
     def collect(self) -> list[Emitted]:
         self.device.fail("collect")
         results = self._results.popleft()
-        if self.device.faults[:1] == ["slot"] and any(emitted.tokens for emitted in results):
-            self.device.faults.pop(0)
-            results[max(slot for slot, emitted in enumerate(results) if emitted.tokens)] = Unreadable()
+        written = [place for place, emitted in enumerate(results) if emitted.tokens]
+        if written and self.device.is_due("place"):
+            results[written[-1]] = Unreadable(self.device)
         return results
 
     def _write(self, text: _Place) -> None:
@@ -170,6 +191,7 @@ class HashStepper:
         """Walk the chain, and leave the place as the next step finds it."""
         emitted: list[int] = []
         confidence: list[float] = []
+        drafts = tuple(token for token in text.ids[1:] if token != _NO_DRAFT)
         while text.room and text.blocks:
             seen = self.tokens[self._slots(text, np.arange(text.start + len(emitted) + 1))].tolist()
             logits_V, token = _logits_after(seen), text.draw(seen)
@@ -186,7 +208,7 @@ class HashStepper:
             text.start += len(emitted)
             text.room -= len(emitted)
             text.ids = [emitted[-1], *self._draft(text, emitted[-1])]
-        return Emitted(tuple(emitted), tuple(confidence))
+        return Emitted(tuple(emitted), tuple(confidence), drafts)
 
     def _draft(self, text: _Place, pending: int) -> list[int]:
         """What will follow, or something else."""
@@ -215,7 +237,7 @@ class Drafting(Autoregressive):
     """A policy whose steps a device may run with drafts. The host runs them without."""
 
     def __init__(self, drafts: int = 4, spare_rows: int = 0) -> None:
-        self.device_drafts: int | None = drafts
+        self.own_drafts: int | None = drafts
         self.spare_rows = spare_rows
 
 

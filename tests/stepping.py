@@ -11,4 +11,7 @@ def step_of(engine: Engine) -> list[tuple[Sequence, Stride]]:
         if isinstance(event, Exception):
             raise event
         strides.append((sequence, event))
+    # What a stepper objects to is the host's to run, and would not be noticed.
+    device = getattr(engine.forward, "device", None)
+    assert engine.own_steps.failures == getattr(device, "failed", 0), "a step of the backend's own failed"
     return strides

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from conftest import COST
 from hash_stepper import Device, Drafting, Fault, SteppingForward, expected
@@ -118,13 +125,13 @@ class Users(RuleBasedStateMachine):
     def change_drafts(self, drafts: int | None) -> None:
         policy = self.policies[-1]
         assert isinstance(policy, Drafting)
-        policy.device_drafts = drafts
+        policy.own_drafts = drafts
 
     @rule(right=st.sampled_from([0.0, 0.5, 1.0]))
     def change_subject(self, right: float) -> None:
         self.device.right = right
 
-    @rule(fault=st.sampled_from(["launch", "launched", "collect", "slot"]))
+    @rule(fault=st.sampled_from(["launch", "launched", "collect", "place"]))
     def break_next(self, fault: Fault) -> None:
         self.device.faults.append(fault)
 
@@ -140,6 +147,7 @@ class Users(RuleBasedStateMachine):
             if event.finish_reason:
                 self.open.remove(sequence)
                 self.finished.append(sequence)
+        assert self.engine.own_steps.failures == self.device.failed, "a step failed that was not made to"
         assert not self.engine.scheduler.has_work or self._where() != before, "a step gave nobody anything"
 
     def _where(self) -> list[tuple[int, int, bool]]:

@@ -117,12 +117,12 @@ class LanguageModel:
 
     def warm_up(self) -> None:
         """Make every decoder once that this model has: nothing is loaded or measured later, while others wait. What a
-        device captures is captured for one user, greedy, with a short text."""
+        backend captures is captured for one user, greedy, with a short text."""
         for name in DECODERS:
             with suppress(InputError):
-                drafts = self._policy(self.check(name)).device_drafts
+                drafts = self._policy(self.check(name)).own_drafts
                 if drafts is not None:
-                    self.engine.strider.warm_up(drafts, self.target.eos_ids)
+                    self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
         # Where rows are nearly free, reading a prompt holds nobody up.
         self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._loaded.is_wide else _SHARED_PREFILL_ROWS
 

@@ -180,8 +180,8 @@ class Forward(Protocol):
         ...
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> Stepper | None:
-        """Steps that the device runs by itself, with up to so many drafts and places; always the same for the same
-        arguments. None where the host takes part in every step. `ends`: tokens that end a text."""
+        """Steps that the backend runs by itself, with up to `drafts` drafts and `places` texts; always the same stepper
+        for the same arguments. None where the host takes part in every step. `ends`: tokens that end a text."""
         ...
 
 
@@ -201,30 +201,40 @@ class Continuation:
     blocks: Items[int]
     """Of the cache, that are the text's."""
     params: SamplingParams = GREEDY
-    """Of these only temperature and filters count: whoever changes logits needs the host."""
+    """Those that the stepper obeys; whoever sets others takes the host's steps."""
     seed: int = 0
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What one step gave one place."""
+    """What one step wrote at one place."""
 
     tokens: tuple[int, ...]
     confidence: tuple[float, ...]
     """The model's own probability of each."""
+    drafts: tuple[int, ...] = ()
+    """The drafts that the step verified; the first step of a text has none yet."""
 
 
 class Stepper(Protocol):
-    """Steps of one shape over a number of places, each of which holds a text. The device verifies, drafts from
-    masks and lays out the next step without the host, which may be a step behind.
+    """Runs whole steps by itself: forward, draws, walk, compaction of the cache, next drafts. Steps have one shape,
+    over a number of places, each of which holds a text; the host launches them, and may be some steps behind.
 
     The cache's bookkeeping is the caller's: a step writes `rows` tokens behind those that its text has in the cache,
-    and keeps as many of them, the first ones, as it emits tokens."""
+    and keeps as many of them, the first ones, as it emits tokens. Steps, and whatever else the model runs, happen in
+    the order in which they were launched.
+    """
+
+    obeys: frozenset[str]
+    """Fields of SamplingParams and of Sequence that its steps obey. A sequence that sets any other field takes the
+    host's steps."""
+    max_in_flight: int
+    """Maximum number of steps that are launched and not collected."""
 
     @property
     def drafts(self) -> int:
-        """Tokens that a step emits at most, less one."""
+        """Maximum number of tokens that a step emits, less one."""
         ...
 
     @property
@@ -237,27 +247,19 @@ class Stepper(Protocol):
 
     @property
     def seconds(self) -> float:
-        """What a step takes, over short texts."""
-        ...
-
-    most_in_flight: int
-    """Steps that may be launched and not collected."""
-
-    @property
-    def in_flight(self) -> int:
-        """Those that are."""
+        """What a step takes, over short texts. Asked while no text has a place."""
         ...
 
     def begin(self, place: int, text: Continuation) -> None:
-        """Let a place go on with a text. Draws are those of `sampling.draw`."""
+        """Let a place go on with a text, from the next launch on. Draws are those of `sampling.draw`."""
         ...
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:
-        """Those that the text has now."""
+        """All blocks that the text has now."""
         ...
 
     def end(self, place: int) -> None:
-        """The place is nobody's."""
+        """Free a place."""
         ...
 
     def launch(self) -> None:
@@ -265,7 +267,11 @@ class Stepper(Protocol):
         ...
 
     def collect(self) -> list[Emitted]:
-        """Wait for the earliest step in flight: what it gave each place."""
+        """Wait for the earliest step in flight; returns what it wrote at each place."""
+        ...
+
+    def forget(self) -> None:
+        """Free all places and drop what is in flight, also after a launch or collect that failed."""
         ...
 
 
@@ -283,6 +289,9 @@ class Drafter(Protocol):
     reads_whole_texts: bool
     """Whether it must see every token of a text in `observe`. If not, a text may begin with what the cache has kept of
     another one, and its first tokens are never run."""
+    is_optional: bool
+    """Whether `auto` may do without it: where a backend runs whole steps by itself, which has no drafts but those of
+    masks, steps without it are worth more than what it proposes."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
 
@@ -308,8 +317,8 @@ class Policy(Protocol):
     """Rows beyond the pending ones that a step can use if there is room for them."""
     reads_whole_texts: bool
     """Whether one of its drafters must see every token of a text."""
-    device_drafts: int | None
-    """The most drafts from masks in a step that a device runs by itself; None where its steps must be planned."""
+    own_drafts: int | None
+    """Maximum number of drafts from masks in a step that a backend runs by itself; None where the host must plan."""
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         """`others`: rows that the step has besides those of these sequences."""

@@ -51,7 +51,8 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     """The drafter of each node."""
     scores: tuple[float, ...] = ()
-    """Per node, how likely its drafter thinks it is that the node stands if its parent does: 0 to 1."""
+    """Per node, how likely its drafter thinks it is that the node stands if its parent does: 0 to 1. Empty where a
+    backend drafted by itself and does not say."""
 
     @classmethod
     def chain(cls, tokens: Items[int], source: str, scores: Items[float] | None = None) -> DraftTree:
@@ -211,6 +212,8 @@ class Stats:
     tokens: int = 0
     forwards: int = 0
     """Forward passes that emitted tokens: plain decoding has exactly one per token."""
+    own_forwards: int = 0
+    """Those of them that the backend ran by itself; the one that reads the prompt's end never is."""
     prefill_forwards: int = 0
     """Forward passes that only read a part of the prompt."""
     rows: int = 0

@@ -24,7 +24,7 @@ class Adaptive:
     exact = False
     spare_rows = 0
     reads_whole_texts = False
-    device_drafts: int | None = None
+    own_drafts: int | None = None
 
     def __init__(self, k_max: int, threshold: float, gate: Gate) -> None:
         """Up to `k_max` tokens a pass, as long as each is at least so likely; a threshold of 0 takes all."""

@@ -17,7 +17,7 @@ class Autoregressive:
     exact = True
     needed_rows = spare_rows = 0
     reads_whole_texts = False
-    device_drafts: int | None = 0
+    own_drafts: int | None = 0
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [next_block(sequence) for sequence in sequences]

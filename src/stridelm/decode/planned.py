@@ -68,9 +68,10 @@ class Planned:
         self.longest = k - 1 if masks is not None else 0
         self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
         self.needed_rows = 0
-        # On the device n-grams are not looked up: `auto` does without them there, who asks for them by name does not.
-        is_masks_alone = not drafters or (switches and all(drafter.name == "ngram" for drafter in drafters))
-        self.device_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
+        # A backend that runs whole steps drafts by masks alone. `auto` does without optional drafters for that; whoever
+        # asks for them by name does not.
+        is_masks_alone = not drafters or (switches and all(drafter.is_optional for drafter in drafters))
+        self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
         self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
         self.spare_rows = nodes + _MOST_ANCHORS * self.longest
         self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))

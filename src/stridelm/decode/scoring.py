@@ -12,7 +12,7 @@ class Scoring:
     exact = True
     needed_rows = spare_rows = 0
     reads_whole_texts = True
-    device_drafts: int | None = None
+    own_drafts: int | None = None
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [

@@ -11,7 +11,7 @@ class Speculative:
 
     needed_rows = 0
     spare_rows = LARGEST_K
-    device_drafts: int | None = None
+    own_drafts: int | None = None
 
     def __init__(self, drafter: Drafter, tolerance: float = 0.0) -> None:
         self.drafter = drafter

@@ -30,6 +30,7 @@ class NgramDrafter:
     name = "ngram"
     layers = ()
     reads_whole_texts = False
+    is_optional = True
 
     def __init__(self, k: int) -> None:
         self.k = k

@@ -8,8 +8,8 @@ from typing import cast
 
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import Decoder, TextStream
+from stridelm.engine.own_steps import OwnSteps
 from stridelm.engine.scheduler import Scheduler
-from stridelm.engine.strider import Strider
 from stridelm.layout import lay_out
 from stridelm.model.kv_cache import Table
 from stridelm.model.tokenizer import TextTokenizer
@@ -26,7 +26,7 @@ class Engine:
         self.forward = forward
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)
-        self.strider = Strider(forward)
+        self.own_steps = OwnSteps(forward)
         self._decode = Decoder(tokenizer)
         self._texts: dict[Sequence, TextStream] = {}
 
@@ -44,39 +44,18 @@ class Engine:
         """Forget all sequences: what to do after a step that failed."""
         for sequence in list(self._texts):
             self.remove(sequence)
-        self.strider.forget()
+        self.own_steps.forget()
 
     def step(self) -> list[tuple[Sequence, Stride | Exception]]:
-        """One forward pass; returns what it added to each answer, or what an answer failed with. Prompts still being
-        read add nothing."""
-        on_device, batch = self.strider.split(self.scheduler.schedule())
-        events, left = self._stride(on_device)
-        batch += left
-        if batch:
-            step = self._decide(batch)
-            events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(batch)
+        """One forward pass, the backend's own where it can run whole steps, else the host's. Returns what it added to
+        each answer, or what an answer failed with. Prompts still being read add nothing."""
+        own = self.own_steps.step(self.scheduler.schedule())
+        events = self._emit(_Step(own.batch, own.blocks, own.commits, is_own=True))
+        events += [self._fail(sequence, error) for sequence, error in own.refused]
+        if own.host:
+            step = self._decide(own.host)
+            events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(own.host)
         return events
-
-    def _stride(
-        self, on_device: dict[Sequence, int]
-    ) -> tuple[list[tuple[Sequence, Stride | Exception]], list[Sequence]]:
-        """A step that the device runs by itself. Also who got nothing because it failed: the host can run it."""
-        events: list[tuple[Sequence, Stride | Exception]] = []
-        outcomes = self.strider.step(on_device)
-        while True:
-            try:
-                outcome = next(outcomes, None)
-            except AssertionError:
-                raise  # ours
-            except Exception:
-                log.exception("a step of the device's own failed: the host runs it")
-                self.strider.forget()
-                served = {sequence for sequence, _ in events}
-                return events, [sequence for sequence in on_device if sequence not in served]
-            if outcome is None:
-                return events, []
-            events += self._emit(_Step(outcome.batch, outcome.blocks, outcome.commits))
-            events += [self._fail(sequence, error) for sequence, error in outcome.failed]
 
     def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
         """Write one answer to its end, no other being in the making; what it fails with is raised. For measurements:
@@ -140,19 +119,19 @@ class Engine:
             assert table is not None
             cache.keep(table, commit.kept)
             sequence.cached += len(commit.kept)
-            stride = self._advance(sequence, block, commit)
+            stride = self._advance(sequence, block, commit, is_own=step.is_own)
             cache.publish(table, sequence.tokens)
             if stride is not None:
                 events.append((sequence, stride))
             if sequence.finish_reason or isinstance(stride, Exception):
                 gone.append(sequence)
-        for policy, part in _policies(step.batch) if step.outputs else ():
+        for policy, part in () if step.is_own else _policies(step.batch):
             policy.observe(step.batch[part], step.blocks[part], step.outputs[part], step.commits[part])
         for sequence in gone:
             self.remove(sequence)
         return events
 
-    def _advance(self, sequence: Sequence, block: Block, commit: Commit) -> Stride | Exception | None:
+    def _advance(self, sequence: Sequence, block: Block, commit: Commit, *, is_own: bool) -> Stride | Exception | None:
         """Add a commit to its sequence; a stop string may end the answer within it."""
         stats, drafted = sequence.stats, len(block.tree.tokens)
         stats.rows += len(block.tokens)
@@ -171,6 +150,7 @@ class Engine:
             stats.last_token = time.perf_counter()
             stats.first_token = stats.first_token or stats.last_token
             stats.forwards += 1
+            stats.own_forwards += is_own
             stats.tokens += count
             stats.accepted += count - sources.count("model")
         judged = count if commit.tokens else len(commit.confidence)
@@ -205,7 +185,8 @@ class _Step:
     blocks: list[Block]
     commits: list[Commit]
     outputs: list[Output] = field(default_factory=list)
-    """None of steps that the device ran by itself: policies learn nothing of these."""
+    is_own: bool = False
+    """Whether the backend ran it by itself: there are no outputs then, and policies learn nothing of it."""
 
 
 def _policies(batch: list[Sequence]) -> list[tuple[Policy, slice]]:

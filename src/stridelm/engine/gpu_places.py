@@ -33,7 +33,7 @@ class GpuPlaces:
             ) from error
         self.tables = [self.forward.cache.open(room) for _ in range(places)]
         self.stepper = self.forward.stepper(0, places, checkpoint.eos_ids)
-        self.most_in_flight = self.stepper.most_in_flight
+        self.max_in_flight = self.stepper.max_in_flight
 
     def begin(self, prompts: Mapping[int, Prompt]) -> None:
         """The last token of a prompt is the first step's to read: it draws behind it."""

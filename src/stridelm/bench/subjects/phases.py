@@ -91,7 +91,7 @@ class _WatchedPolicy:
     def __init__(self, policy: Policy, watch: Watch) -> None:
         self.exact, self.reads_whole_texts = policy.exact, policy.reads_whole_texts
         self.needed_rows, self.spare_rows = policy.needed_rows, policy.spare_rows
-        self.device_drafts = policy.device_drafts
+        self.own_drafts = policy.own_drafts
         self.plan = watch.timed("draft", policy.plan)
         self.commit = watch.timed("commit", policy.commit)
         self.observe = watch.timed("draft", policy.observe)

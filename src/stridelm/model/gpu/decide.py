@@ -28,7 +28,8 @@ def settled(
 ):  # fmt: skip
     """One place: what is emitted, where its text stands then, and which row it ended at. `rooms` counts the tokens that
     may still be written; a place without any is left as it is. Where some place SAMPLES, draws are the best of the
-    noisy scores. `results`, for the host: how many tokens, the tokens, and the bits of how sure the model was."""
+    noisy scores. `results`, for the host: how many tokens, the tokens, the bits of how sure the model was, and the
+    drafts."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     place = tl.program_id(0)
@@ -42,7 +43,8 @@ def settled(
     token = place * 0
     count = place * 0
     goes_on = room > 0
-    own = results + place * (1 + 2 * DRAWS)
+    own = results + place * (2 * DRAWS + NODES)
+    tl.store(own + 2 * DRAWS + at_N, id_N, mask=(at_N > 0) & (at_N < NODES))
     for draw in range(DRAWS):
         if goes_on:
             row = place * NODES + node

@@ -31,7 +31,10 @@ _TRIALS = 9
 class GpuStepper:
     """Keeps `contracts.Stepper`. Those of one model share weights and cache."""
 
-    most_in_flight = 2
+    max_in_flight = 2
+    obeys = frozenset({
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "choice", "eos_ids", "is_traced"),
+    })  # fmt: skip
 
     def __init__(
         self,
@@ -56,16 +59,18 @@ class GpuStepper:
         self.begins_B, self.ends_at_B, self.counts_B = (torch.zeros(places, **integers) for _ in range(3))
         self.kept_BD = torch.zeros(places, self.draws, **integers)
         self.parents_N = torch.tensor(template.parents, **integers)
-        self.results = torch.zeros(places, 1 + 2 * self.draws, **integers)
-        """What the host reads: counts, tokens, and how sure the model was of them."""
+        self.results = torch.zeros(places, 1 + 2 * self.draws + self.drafts, **integers)
+        """What the host reads: counts, tokens, how sure the model was of them, and the drafts that were verified."""
         self._graphed = Graphed(self._step, network, self.device, pool=pool)
         is_cuda = self.device.type == "cuda"
-        slots = range(self.most_in_flight)
+        slots = range(self.max_in_flight)
         self._host = [torch.zeros(self.results.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in slots]
         self._events = [torch.cuda.Event() for _ in slots] if is_cuda else []
         self._launched = self._collected = 0
         self._lengths = [0] * places
-        """Of the texts in the cache, once all steps are collected that are."""
+        """Of the texts in the cache, as far as steps were collected."""
+        self._first_steps = [0] * places
+        """The number of each text's first step: earlier ones in flight wrote for another."""
         self._seconds: float | None = None
 
     @property
@@ -106,6 +111,7 @@ class GpuStepper:
         first, ids = place * self.template.nodes, [text.pending, *[-1] * self.drafts]
         self.layout.ids_M[first : first + len(ids)] = torch.tensor(ids, dtype=torch.int32)
         self.layout.starts_B[place] = self._lengths[place] = text.cached
+        self._first_steps[place] = self._launched
         self.rooms_B[place] = text.room
         self.drawing.begin(place, text.params, text.seed, text.choice)
         self.give_blocks(place, text.blocks)
@@ -124,9 +130,9 @@ class GpuStepper:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        assert self.in_flight < self.most_in_flight
+        assert self.in_flight < self.max_in_flight
         self._graphed((self.drawing.kind, self._spans))
-        slot = self._launched % self.most_in_flight
+        slot = self._launched % self.max_in_flight
         self._host[slot].copy_(self.results, non_blocking=True)
         if self._events:
             self._events[slot].record()
@@ -135,20 +141,31 @@ class GpuStepper:
     def collect(self) -> list[Emitted]:
         """What the earliest step that was not collected gave each place."""
         assert self.in_flight
-        slot = self._collected % self.most_in_flight
+        slot = self._collected % self.max_in_flight
         if self._events:
             self._events[slot].synchronize()
         self._collected += 1
-        results = self._host[slot].numpy()
-        counts = results[:, 0].tolist()
-        self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        sureness = results[:, 1 + self.draws :].view(np.float32)
+        counts_B, tokens_BD, sure_BD, drafts_BN = np.split(
+            self._host[slot].numpy(), np.cumsum([1, self.draws, self.draws]), axis=1
+        )
+        counts = counts_B[:, 0].tolist()
+        for place, first in enumerate(self._first_steps):
+            if self._collected > first:
+                self._lengths[place] += counts[place]
+        # Places without drafts yet hold what is no token.
+        has_drafts = (drafts_BN[:, 0] >= 0).tolist() if self.drafts else [False] * self.places
+        columns = zip(
+            counts, tokens_BD.tolist(), sure_BD.view(np.float32).tolist(), drafts_BN.tolist(), has_drafts, strict=True
+        )
         return [
-            Emitted(tuple(tokens[:count]), tuple(sure[:count]))
-            for count, tokens, sure in zip(
-                counts, results[:, 1 : 1 + self.draws].tolist(), sureness.tolist(), strict=True
-            )
+            Emitted(tuple(tokens[:count]), tuple(sure[:count]), tuple(drafts) if drafted else ())
+            for count, tokens, sure, drafts, drafted in columns
         ]
+
+    def forget(self) -> None:
+        self._collected = self._launched
+        for place in range(self.places):
+            self.end(place)
 
     def _step(self) -> torch.Tensor:
         """One of several graphs, by what the places' draws need and how long their texts are."""
