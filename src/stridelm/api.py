@@ -4,7 +4,8 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
@@ -16,7 +17,7 @@ from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.model.backends import load_parts
-from stridelm.model.encode import Messages, Prompt, encode_prompt
+from stridelm.model.encode import Prompt, Prompts, encode_prompt, is_batch
 from stridelm.model.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
@@ -102,8 +103,8 @@ class LanguageModel:
     ) -> "Answer":
         """Start an answer; iterate over it for one Stride a forward pass, then ask for its `result`.
 
-        `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
-        `raw` leaves text as it is. `decoder` is a name, or settings that hold one.
+        `prompt` is text, a chat or token ids. Text is put into the model's chat template as a user's turn, if it has
+        one; `raw` leaves text as it is. Token ids are taken as they are. `decoder` is a name or settings.
         """
         stats = Stats()
         settings = self.check(decoder)
@@ -155,30 +156,24 @@ class LanguageModel:
 
     @overload
     def generate(
-        self,
-        prompt: list[str] | list[Messages],
-        params: SamplingParams = ...,
-        *,
-        decoder: str | DecodeSettings = ...,
-        raw: bool = ...,
+        self, prompt: Prompts, params: SamplingParams = ..., *, decoder: str | DecodeSettings = ..., raw: bool = ...
     ) -> list[Result]: ...
 
     def generate(
         self,
-        prompt: Prompt | list[str] | list[Messages],
+        prompt: Prompt | Prompts,
         params: SamplingParams = _GREEDY,
         *,
         decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> Result | list[Result]:
         """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
-        is_chat = bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
-        if isinstance(prompt, str) or is_chat:
-            return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
-        return self._generate(cast(list[Prompt], prompt), params, decoder, raw)
+        if is_batch(prompt):
+            return self._generate(prompt, params, decoder, raw)
+        return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
 
     def _generate(
-        self, prompts: list[Prompt], params: SamplingParams, decoder: str | DecodeSettings, raw: bool
+        self, prompts: Items[Prompt], params: SamplingParams, decoder: str | DecodeSettings, raw: bool
     ) -> list[Result]:
         answers: list[Answer] = []
         try:
