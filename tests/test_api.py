@@ -277,6 +277,15 @@ def test_a_request_larger_than_the_cache_is_refused(tiny: Callable[..., Checkpoi
         model.generate("hello", SamplingParams(max_tokens=100))
 
 
+def test_a_request_of_the_maximum_length_is_answered(tiny: Callable[..., Checkpoint]) -> None:
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=60))
+    assert model.max_length == 64, "the cache has whole blocks"
+    prompt, forced = [1] * 10, {256: float("-inf")}
+    assert len(model.generate(prompt, SamplingParams(max_tokens=54, logit_bias=forced)).token_ids) == 54
+    with pytest.raises(InputError, match="--cache-tokens"):
+        model.generate(prompt, SamplingParams(max_tokens=55, logit_bias=forced))
+
+
 def test_a_draft_model_must_share_the_vocabulary(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     from tiny import byte_tokenizer, save_tiny
 

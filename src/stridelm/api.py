@@ -74,6 +74,11 @@ class LanguageModel:
         return LanguageModel(self.parts.with_caches(self.settings.cache_tokens), self.settings)
 
     @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a prompt and its answer together: what the context and the KV cache allow."""
+        return min(self.target.context_length, self.engine.forward.cache.capacity)
+
+    @property
     def gate(self) -> Gate | None:
         """What makes masks; None where the model has none."""
         return self.parts.forward.gate

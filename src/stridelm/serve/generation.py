@@ -42,7 +42,7 @@ class Generation:
 
     def room(self, prompt: list[int], asked: int | None, param: str) -> int:
         """How many tokens may be written: what was asked for, or what the context has left."""
-        left = self._context.room - len(prompt)
+        left = self._context.model.max_length - len(prompt)
         if asked is not None and asked > left:
             message = f"{param} is {asked}, but behind the prompt's {len(prompt)} tokens there is room for {left}"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
