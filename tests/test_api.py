@@ -286,6 +286,13 @@ def test_a_request_of_the_maximum_length_is_answered(tiny: Callable[..., Checkpo
         model.generate(prompt, SamplingParams(max_tokens=55, logit_bias=forced))
 
 
+def test_a_text_of_the_maximum_length_is_scored(tiny: Callable[..., Checkpoint]) -> None:
+    """Nothing is written, so no room is needed for an answer."""
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=64))
+    strides = model.engine.strides_of(model.scoring([1] * model.max_length))
+    assert sum(len(stride.confidence) for stride in strides) == model.max_length - 1
+
+
 def test_a_draft_model_must_share_the_vocabulary(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     from tiny import byte_tokenizer, save_tiny
 

@@ -134,8 +134,8 @@ class LanguageModel:
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
-        and what else was. All of the text is read anew."""
-        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, self.target.context_length)
+        and what else was. All of the text is read anew. Its context ends with it: no answer needs room."""
+        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, context_length=len(tokens))
         sequence.alternatives = alternatives
         return sequence
 
