@@ -141,11 +141,9 @@ class LanguageModel:
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
         """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
-        unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
-        if unknown:
-            raise InputError(
-                f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
-            )
+        if unknown := [token for token in params.logit_bias if token >= self.target.vocabulary]:
+            message = f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
+            raise InputError(message, field="logit_bias")
         return Sequence(
             tokens=tokens,
             params=params,
