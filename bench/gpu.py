@@ -46,9 +46,9 @@ from gpu_steps import compiled, steps
 from gpu_subject import DTYPES, SMOKE, Sizes, Subject, default_settings
 from gpu_tables import gpu_tables
 from gpu_users import batches, exact
+from stridelm.files import write_bytes
 from stridelm.params import InputError
 from stridelm.settings import DEFAULT_MODEL
-from stridelm.train.files import write_bytes
 from stridelm.train.record import circumstances
 
 Figures = dict[str, Any]

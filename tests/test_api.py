@@ -213,6 +213,24 @@ def test_threads_share_an_engine(language_model: LanguageModel) -> None:
     assert [found[index] for index in range(6)] == expected
 
 
+def test_token_ids_are_a_prompt(language_model: LanguageModel) -> None:
+    ids = language_model.encode("hello", raw=True)
+    given = list(ids)
+    expected = language_model.generate("hello", SHORT, raw=True).token_ids
+    for raw in (False, True):
+        assert language_model.generate(ids, SHORT, raw=raw).token_ids == expected
+    assert language_model.stream(ids, SHORT).result().token_ids == expected
+    other = language_model.generate([1, 2], SHORT).token_ids
+    assert [result.token_ids for result in language_model.generate([ids, [1, 2]], SHORT)] == [expected, other]
+    assert language_model.generate([], SHORT) == []
+
+    async def tokens() -> list[int]:
+        return [token async for stride in language_model.astream(ids, SHORT) for token in stride.tokens]
+
+    assert tuple(asyncio.run(tokens())) == expected
+    assert ids == given, "the caller's list stays the caller's"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -230,6 +248,19 @@ def test_threads_share_an_engine(language_model: LanguageModel) -> None:
         (lambda m: m.explain("psychic"), "autoregressive, self, heads, draft"),
         (lambda m: m.generate("a", SamplingParams(logit_bias={999: 1.0})), "999"),
         (lambda m: m.generate([{"role": "user", "content": "a"}], raw=True), "raw"),
+        (lambda m: m.generate([[]]), "empty"),
+        (lambda m: m.stream([]), "empty"),
+        (lambda m: m.generate([1, 2, 260]), r"prompt\[2\] is 260.*between 0 and 259"),
+        (lambda m: m.generate([[1, 2], [3, -1]]), r"prompt\[1\] is -1"),
+        (lambda m: m.generate([1, True]), r"prompt\[1\] is True"),
+        (lambda m: m.generate([1.0, 2]), r"prompt\[0\] is 1.0.*whole numbers"),
+        (lambda m: m.generate([1, "a"]), r"prompt\[1\] is 'a'.*text or messages"),
+        (lambda m: m.generate([1, {"role": "user", "content": "a"}]), r"prompt\[1\]"),
+        (lambda m: m.generate([[1], 2]), r"prompt\[0\] is \[1\]"),
+        (lambda m: m.stream([[1], [2]]), r"prompt\[0\] is \[1\]"),
+        (lambda m: m.generate([1] * 600), "512"),
+        (lambda m: m.generate(b"abc"), r"b'abc'.*text \(str\)"),
+        (lambda m: m.generate(3), "prompt is 3.*token ids"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words(
@@ -244,6 +275,22 @@ def test_a_request_larger_than_the_cache_is_refused(tiny: Callable[..., Checkpoi
     model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=64))
     with pytest.raises(InputError, match="--cache-tokens"):
         model.generate("hello", SamplingParams(max_tokens=100))
+
+
+def test_a_request_of_the_maximum_length_is_answered(tiny: Callable[..., Checkpoint]) -> None:
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=60))
+    assert model.max_length == 64, "the cache has whole blocks"
+    prompt, forced = [1] * 10, {256: float("-inf")}
+    assert len(model.generate(prompt, SamplingParams(max_tokens=54, logit_bias=forced)).token_ids) == 54
+    with pytest.raises(InputError, match="--cache-tokens"):
+        model.generate(prompt, SamplingParams(max_tokens=55, logit_bias=forced))
+
+
+def test_a_text_of_the_maximum_length_is_scored(tiny: Callable[..., Checkpoint]) -> None:
+    """Nothing is written, so no room is needed for an answer."""
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=64))
+    strides = model.engine.strides_of(model.scoring([1] * model.max_length))
+    assert sum(len(stride.confidence) for stride in strides) == model.max_length - 1
 
 
 def test_a_draft_model_must_share_the_vocabulary(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:

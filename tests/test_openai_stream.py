@@ -345,6 +345,25 @@ def status_after_interrupts(process: int, terminal: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """A shell lets what it starts in the background ignore interrupts, and so does all that is started from there."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interruptible_chat(server: FakeOpenAI) -> list[str]:
+    """A chat in a process of its own that an interrupt reaches, also where these tests run in the background."""
+    program = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("stridelm", run_name="__main__", alter_sys=True)
+"""
+    return [sys.executable, "-c", program, "chat", "--url", server.url]
+
+
+@pytest.mark.usefixtures("in_background")
 def test_a_terminal(server: FakeOpenAI) -> None:
     """Strides take turns in colour; Ctrl-C stops an answer, then the chat goes on; at the prompt it ends the chat."""
     server.answers = [
@@ -355,7 +374,7 @@ def test_a_terminal(server: FakeOpenAI) -> None:
     process, terminal = pty.fork()
     if process == 0:
         os.environ["TERM"] = "xterm-256color"
-        os.execv(sys.executable, [sys.executable, "-m", "stridelm", "chat", "--url", server.url])
+        os.execv(sys.executable, interruptible_chat(server))
     assert "/help" in read(terminal, "\n> ")
     os.write(terminal, b"Hello\n")
     answer = read(terminal, "\n> ")
@@ -386,10 +405,11 @@ finally:
     assert (done.returncode, done.stdout) == (0, "Hi there\n"), done.stderr
 
 
+@pytest.mark.usefixtures("in_background")
 def test_a_script_is_ended_by_an_interrupt(server: FakeOpenAI) -> None:
     server.answers = [falls_silent_after(event(piece("Half")))]
-    command = [sys.executable, "-m", "stridelm", "chat", "--url", server.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(interruptible_chat(server), stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin and process.stdout
         process.stdin.write(b"one\ntwo\n")
         process.stdin.close()

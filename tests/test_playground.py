@@ -114,7 +114,7 @@ def test_the_dials_are_told_what_the_model_can_do(client: httpx.Client) -> None:
     decoders = {each["name"]: each for each in about["decoders"]}
     assert list(decoders) == client.get("/v1/models").json()["data"][0]["decoders"]
     assert "tolerance" in decoders["auto"]["takes"] and "threshold" in decoders["adaptive"]["takes"]
-    assert decoders[PLAIN]["takes"] == [] and about["room"] > 0
+    assert decoders[PLAIN]["takes"] == [] and about["max_model_len"] > 0
 
 
 # The race

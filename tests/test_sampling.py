@@ -281,5 +281,6 @@ def test_confidence_is_the_models_own_probability() -> None:
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(settings: dict[str, object]) -> None:
     (name,) = settings
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError, match=f"^{name} ") as refused:
         SamplingParams(**settings)  # type: ignore[arg-type]
+    assert refused.value.field == name

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import permutations
 
 import pytest
 
@@ -79,6 +80,19 @@ def test_prompts_that_begin_alike_do_not_wait_for_what_is_little() -> None:
     engine.step()
     assert len(engine.scheduler.running) == 3
     engine.reset()
+
+
+def test_sequences_of_one_policy_stand_together_in_the_order_of_arrival() -> None:
+    """Whatever the policies' addresses in memory: those differ from run to run."""
+    policies = sorted((Autoregressive() for _ in range(3)), key=id)
+    for order in permutations(policies):
+        engine = engine_of(64)
+        sequences = [make(prompt_of(5, number), policy=order[number % 3]) for number in range(9)]
+        for sequence in sequences:
+            engine.add(sequence)
+        batch = engine.scheduler.schedule()
+        assert [sequence.arrival for sequence in batch] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+        engine.reset()
 
 
 def test_those_who_came_last_make_room_and_go_on_later() -> None:

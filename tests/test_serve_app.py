@@ -219,6 +219,21 @@ def test_models_tells_what_this_model_can_do(tiny: Callable[..., Checkpoint]) ->
     assert model["decoders"] == ["auto", "autoregressive", "ngram", "ensemble"]
 
 
+def test_one_maximum_length_is_told_everywhere_and_kept(tiny: Callable[..., Checkpoint]) -> None:
+    """The cache has whole blocks: seven of 16 tokens where 100 were asked for."""
+    model = assembled(tiny("llama"), None, LoadSettings(cache_tokens=100))
+    forced = {"logit_bias": {"256": -100}, "prompt": [1] * 12}
+    with serve_in_thread(model) as server, server.client() as client:
+        (card,) = client.get("/v1/models").json()["data"]
+        cut = client.post("/tokenize", json={"prompt": "x"}).json()
+        about = client.get("/playground/about").json()
+        whole = client.post("/v1/completions", json=completion(max_tokens=100, **forced))
+        longer = client.post("/v1/completions", json=completion(max_tokens=101, **forced))
+    assert model.max_length == card["max_model_len"] == cut["max_model_len"] == about["max_model_len"] == 112
+    assert whole.json()["usage"]["total_tokens"] == 112
+    assert_refused(longer, 400, "room for 100")
+
+
 def test_every_reply_has_a_request_id(client: httpx.Client) -> None:
     first, second = client.get("/version"), client.get("/version")
     assert re.fullmatch("[0-9a-f]{32}", first.headers["x-request-id"])

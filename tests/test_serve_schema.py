@@ -9,6 +9,8 @@ from starlette.testclient import TestClient
 
 from asking import CHAT, TEXT, chat, make_context, refusal, serving, text
 from assembly import assembled
+from stridelm.api import LanguageModel
+from stridelm.params import InputError
 from stridelm.serve.json_body import depth
 from stridelm.settings import LoadSettings
 
@@ -121,6 +123,17 @@ def test_a_completion_refuses_fields_it_does_not_know(client: TestClient, name: 
 )
 def test_a_refusal_names_the_field(client: TestClient, change: dict[str, Any], param: str) -> None:
     assert refusal(client.post(CHAT, json=chat(**change)))["param"] == param
+
+
+@pytest.mark.parametrize(("field", "param"), [("logit_bias", "logit_bias"), (None, "stride")])
+def test_a_refusal_names_the_field_whatever_the_wording(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, field: str | None, param: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise InputError("top_p and logit_bias are words of this message", field=field)
+
+    monkeypatch.setattr(LanguageModel, "sequence", refuse)
+    assert refusal(client.post(CHAT, json=chat()))["param"] == param
 
 
 def test_the_model_must_be_the_served_one(client: TestClient) -> None:

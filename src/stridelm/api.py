@@ -4,7 +4,8 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
@@ -16,7 +17,7 @@ from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.model.backends import load_parts
-from stridelm.model.encode import Messages, Prompt, encode_prompt
+from stridelm.model.encode import Prompt, Prompts, encode_prompt, is_batch
 from stridelm.model.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
@@ -73,6 +74,11 @@ class LanguageModel:
         return LanguageModel(self.parts.with_caches(self.settings.cache_tokens), self.settings)
 
     @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a prompt and its answer together: what the context and the KV cache allow."""
+        return min(self.target.context_length, self.engine.forward.cache.capacity)
+
+    @property
     def gate(self) -> Gate | None:
         """What makes masks; None where the model has none."""
         return self.parts.forward.gate
@@ -102,8 +108,8 @@ class LanguageModel:
     ) -> "Answer":
         """Start an answer; iterate over it for one Stride a forward pass, then ask for its `result`.
 
-        `prompt` is text or a chat. Text is put into the model's chat template as a user's turn, if it has one;
-        `raw` leaves text as it is. `decoder` is a name, or settings that hold one.
+        `prompt` is text, a chat or token ids. Text is put into the model's chat template as a user's turn, if it has
+        one; `raw` leaves text as it is. Token ids are taken as they are. `decoder` is a name or settings.
         """
         stats = Stats()
         settings = self.check(decoder)
@@ -128,18 +134,16 @@ class LanguageModel:
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
-        and what else was. All of the text is read anew."""
-        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, self.target.context_length)
+        and what else was. All of the text is read anew. Its context ends with it: no answer needs room."""
+        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, context_length=len(tokens))
         sequence.alternatives = alternatives
         return sequence
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
         """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
-        unknown = [token for token in params.logit_bias if token >= self.target.vocabulary]
-        if unknown:
-            raise InputError(
-                f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
-            )
+        if unknown := [token for token in params.logit_bias if token >= self.target.vocabulary]:
+            message = f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
+            raise InputError(message, field="logit_bias")
         return Sequence(
             tokens=tokens,
             params=params,
@@ -155,30 +159,24 @@ class LanguageModel:
 
     @overload
     def generate(
-        self,
-        prompt: list[str] | list[Messages],
-        params: SamplingParams = ...,
-        *,
-        decoder: str | DecodeSettings = ...,
-        raw: bool = ...,
+        self, prompt: Prompts, params: SamplingParams = ..., *, decoder: str | DecodeSettings = ..., raw: bool = ...
     ) -> list[Result]: ...
 
     def generate(
         self,
-        prompt: Prompt | list[str] | list[Messages],
+        prompt: Prompt | Prompts,
         params: SamplingParams = _GREEDY,
         *,
         decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> Result | list[Result]:
         """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
-        is_chat = bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
-        if isinstance(prompt, str) or is_chat:
-            return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
-        return self._generate(cast(list[Prompt], prompt), params, decoder, raw)
+        if is_batch(prompt):
+            return self._generate(prompt, params, decoder, raw)
+        return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
 
     def _generate(
-        self, prompts: list[Prompt], params: SamplingParams, decoder: str | DecodeSettings, raw: bool
+        self, prompts: Items[Prompt], params: SamplingParams, decoder: str | DecodeSettings, raw: bool
     ) -> list[Result]:
         answers: list[Answer] = []
         try:

@@ -5,9 +5,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stridelm.files import write_bytes
 from stridelm.profile import Measured, label
 from stridelm.settings import DecodeSettings
-from stridelm.train.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

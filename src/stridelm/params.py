@@ -9,10 +9,16 @@ from types import MappingProxyType
 class InputError(ValueError):
     """Something a user gave that cannot be used. The message says what, where and what to do instead."""
 
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """`field`: the name of the parameter at fault, where it is one."""
+        super().__init__(message)
+        self.field = field
 
-def _require(holds: bool, message: str) -> None:
+
+def _require(holds: bool, field: str, message: str) -> None:
+    """`message` goes on behind the field's name."""
     if not holds:
-        raise InputError(message)
+        raise InputError(f"{field} {message}", field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +50,43 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _require(
-            _is_count(self.max_tokens, 1), f"max_tokens must be a whole number of at least 1, not {self.max_tokens!r}"
+            _is_count(self.max_tokens, 1),
+            "max_tokens",
+            f"must be a whole number of at least 1, not {self.max_tokens!r}",
         )
         _require(
             self.temperature == 0 or _within(self.temperature, 1e-4, 100),
-            f"temperature must be 0 (greedy) or between 0.0001 and 100, not {self.temperature!r}",
+            "temperature",
+            f"must be 0 (greedy) or between 0.0001 and 100, not {self.temperature!r}",
         )
-        _require(_within(self.top_p, 1e-6, 1), f"top_p must be above 0 and at most 1, not {self.top_p!r}")
+        _require(_within(self.top_p, 1e-6, 1), "top_p", f"must be above 0 and at most 1, not {self.top_p!r}")
         _require(
-            _is_count(self.top_k, 0), f"top_k must be a whole number of at least 0 (0 keeps all), not {self.top_k!r}"
+            _is_count(self.top_k, 0), "top_k", f"must be a whole number of at least 0 (0 keeps all), not {self.top_k!r}"
         )
-        _require(_within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p!r}")
+        _require(_within(self.min_p, 0, 1), "min_p", f"must be between 0 and 1, not {self.min_p!r}")
         _require(
             _within(self.repetition_penalty, 1e-2, 100),
-            f"repetition_penalty must be between 0.01 and 100 (1 is off), not {self.repetition_penalty!r}",
+            "repetition_penalty",
+            f"must be between 0.01 and 100 (1 is off), not {self.repetition_penalty!r}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _require(_within(value, -100, 100), f"{name} must be between -100 and 100 (0 is off), not {value!r}")
+            _require(_within(value, -100, 100), name, f"must be between -100 and 100 (0 is off), not {value!r}")
         for token, bias in self.logit_bias.items():
             _require(
                 _is_count(token, 0) and (bias == -math.inf or _within(bias, -1e4, 1e4)),
-                f"logit_bias takes token ids and biases between -10000 and 10000 or -inf, not {token!r}: {bias!r}",
+                "logit_bias",
+                f"takes token ids and biases between -10000 and 10000 or -inf, not {token!r}: {bias!r}",
             )
         _require(
             self.seed is None or (_is_count(self.seed, 0) and self.seed < 2**64),
-            f"seed must be a whole number between 0 and 2**64 - 1, not {self.seed!r}",
+            "seed",
+            f"must be a whole number between 0 and 2**64 - 1, not {self.seed!r}",
         )
         _require(
             isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop),
-            f"stop must be a tuple of non-empty strings, not {self.stop!r}",
+            "stop",
+            f"must be a tuple of non-empty strings, not {self.stop!r}",
         )
 
     @property

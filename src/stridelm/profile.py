@@ -1,11 +1,11 @@
 """Profiles: the decoding settings that `stridelm tune` found best, in a file that other commands read."""
 
 import json
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from stridelm.files import write_json
 from stridelm.params import InputError
 from stridelm.settings import DecodeSettings
 
@@ -68,14 +68,7 @@ def write_profile(
     """`record`: the fields that tell how the profile was made; for people, not read again."""
     head = {"format": _FORMAT, "version": _VERSION, "fingerprint": fingerprint, "decode": changed_fields(chosen)}
     whole = head | {"measured": [each.entry() for each in measured]} | record
-    content = {name: whole[name] for name in _FIELDS}
-    working = file.with_name(f".{file.name}.writing")
-    try:
-        working.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
-        os.replace(working, file)
-    except OSError as error:
-        working.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(file)) from error
+    write_json(file, {name: whole[name] for name in _FIELDS})
 
 
 def read_profile(file: Path) -> tuple[DecodeSettings, str]:

@@ -54,7 +54,7 @@ def run(request: Request) -> None:
     def announce(address: str) -> None:
         print(
             f"stridelm: {address}/v1 serves {name}, decoder {AUTO} by default, "
-            f"a KV cache of {request.load.cache_tokens} tokens; playground: {address}/",
+            f"a KV cache of {model.engine.forward.cache.capacity} tokens; playground: {address}/",
             flush=True,
         )
         if request.opens_browser:

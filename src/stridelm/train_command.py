@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from stridelm.files import read_json, write_json
 from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
@@ -17,11 +18,10 @@ from stridelm.settings import AUTO_DTYPE, LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
 from stridelm.train.conversion import WAYS, check_fits
 from stridelm.train.display import Display
-from stridelm.train.files import differences, read_json, write_json
 from stridelm.train.parallel import Team, joined
 from stridelm.train.record import circumstances, draw_report, write_card
 from stridelm.train.rollouts import RolloutStore
-from stridelm.train.settings import TrainSettings
+from stridelm.train.settings import TrainSettings, differences
 from stridelm.train.tensorboard import tensorboard_writer
 from stridelm.train.trainer import Trainer
 

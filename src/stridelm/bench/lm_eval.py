@@ -102,7 +102,7 @@ class StrideLM(TemplateLM):
     @property
     def max_length(self) -> int:
         """Tokens of a prompt and its answer, or of a text to score."""
-        return min(self.model.target.context_length, self.model.settings.cache_tokens)
+        return self.model.max_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         if add_special_tokens is None:

@@ -14,6 +14,7 @@ from stridelm.bench.plot_style import MISSING, as_png, as_svg
 from stridelm.bench.plots import NAMES, Picture, pictures
 from stridelm.bench.records import Report
 from stridelm.bench.wording import COLUMNS, Column, flat, is_alarming, suites_of, text_verdict
+from stridelm.files import write_bytes
 from stridelm.params import InputError
 
 FILE = "index.html"
@@ -26,8 +27,6 @@ def write_page(report: Report, figures: list[Figures], folder: Path) -> list[Pat
 
     Without matplotlib the page has no plots and says so; older PNGs do not stay beside it.
     """
-    from stridelm.train.files import write_bytes  # which brings torch
-
     try:
         drawn = pictures(report, figures)
     except InputError:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stridelm.files import write_bytes
 from stridelm.params import InputError
 
 VERSION = 1
@@ -118,8 +119,6 @@ class Report:
     """`frontier`, `adaptation`, `theory`: what other parts of the bench found, each with a shape of its own."""
 
     def write(self, file: Path) -> None:
-        from stridelm.train.files import write_bytes  # which brings torch
-
         write_bytes(file, f"{json.dumps({'version': VERSION, **asdict(self)}, indent=1)}\n".encode())
 
 

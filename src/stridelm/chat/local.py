@@ -55,10 +55,10 @@ class LocalSpeaker:
             tokens = len(self._model.encode(messages))
         except PromptTooLong:
             return False
-        context, cache = self._model.target.context_length, self._model.settings.cache_tokens
+        context = self._model.target.context_length
         # Who asks for very long answers must not lose the whole history to them.
         room = min(self._params.max_tokens, context // 2)
-        return tokens + room <= context and min(tokens + self._params.max_tokens, context) <= cache
+        return tokens + room <= context and min(tokens + self._params.max_tokens, context) <= self._model.max_length
 
 
 class LocalReply:

@@ -59,8 +59,7 @@ class Scheduler:
         self._share_rows(ready)
         for sequence in ready:
             self._spare(sequence)
-        # Sequences of one policy stand together, so that it plans and commits them at once.
-        return sorted([s for s in ready if s.allowance], key=lambda sequence: id(sequence.policy))
+        return _by_policy([sequence for sequence in ready if sequence.allowance])
 
     def _with_room(self) -> list[Sequence]:
         """Those who run and are not held, the oldest first, each with blocks for what it writes next. The oldest never
@@ -169,6 +168,14 @@ class Scheduler:
 
 def _arrival(sequence: Sequence) -> int:
     return sequence.arrival
+
+
+def _by_policy(sequences: list[Sequence]) -> list[Sequence]:
+    """In the order of arrival, but sequences of one policy together, so that it plans and commits them at once."""
+    groups: dict[int, list[Sequence]] = {}
+    for sequence in sorted(sequences, key=_arrival):
+        groups.setdefault(id(sequence.policy), []).append(sequence)
+    return [sequence for group in groups.values() for sequence in group]
 
 
 def _is_reading(sequence: Sequence) -> bool:

@@ -1,8 +1,9 @@
-"""From a prompt, text or chat, to the token ids that a model takes."""
+"""From a prompt (text, chat or token ids) to the token ids that a model takes."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, TypeGuard
 
 from stridelm.model.target import Target
 from stridelm.params import InputError
@@ -12,24 +13,56 @@ if TYPE_CHECKING:
 
 Messages = Items[Mapping[str, str]]
 """A chat: [{"role": "user", "content": "..."}, ...]."""
-Prompt = str | Messages
+TokenIds = list[int]
+Prompt = str | Messages | TokenIds
+Prompts = list[str] | list[Messages] | list[TokenIds]
+"""A batch."""
 
 
 class PromptTooLong(InputError):
     """Has more tokens than the model's context."""
 
 
+def is_batch(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
+    """Whether these are several prompts: texts, chats or lists of token ids. An empty list is a batch of none."""
+    is_list = isinstance(prompt, Items) and not isinstance(prompt, str | bytes)
+    return is_list and all(isinstance(item, Items) for item in prompt)
+
+
 def encode_prompt(model: Target, prompt: Prompt, *, raw: bool = False) -> list[int]:
     """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
-    user's turn, if it has one; `raw` leaves text as it is."""
+    user's turn, if it has one; `raw` leaves text as it is. Token ids are taken as they are."""
     if isinstance(prompt, str):
         _check_text(prompt)
         if raw or not model.tokenizer.chat_template:
             return _checked(model, model.tokenizer.encode(prompt))
         prompt = [{"role": "user", "content": prompt}]
-    elif raw:
+    if not _is_chat(prompt):
+        return _checked(model, _token_ids(model, prompt))
+    if raw:
         raise InputError("raw takes text, not chat messages")
     return _checked(model, _encode_chat(model.name, model.tokenizer, prompt))
+
+
+def _is_chat(prompt: Messages | TokenIds) -> TypeGuard[Messages]:
+    """Whether a list is meant as messages, well-formed or not: all else is read as token ids."""
+    if not isinstance(prompt, Items) or isinstance(prompt, bytes):
+        raise InputError(
+            f"the prompt is {shortened(prompt)}: give text (str), a list of messages or a list of token ids"
+        )
+    return bool(prompt) and all(isinstance(item, Mapping | str) for item in prompt)
+
+
+def _token_ids(model: Target, ids: Items[object]) -> list[int]:
+    known: list[int] = []
+    for place, token in enumerate(ids):
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < model.vocabulary:
+            raise InputError(
+                f"prompt[{place}] is {shortened(token)}, which is not a token id of {model.name}: give whole numbers "
+                f"(int) between 0 and {model.vocabulary - 1}, or text or messages"
+            )
+        known.append(token)
+    return known
 
 
 def _encode_chat(name: str, tokenizer: "TextTokenizer", messages: Messages) -> list[int]:

@@ -81,6 +81,11 @@ class KVCache:
         """Those that no table holds: kept in step with `references`, for it is asked for every sequence and step."""
         self.tables: set[Table] = set()
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that all blocks together have room for: what was asked for, rounded up to whole blocks."""
+        return self.block_count * BLOCK_SIZE
+
     def open(self, reserve: int = 0) -> Table:
         """A new table, with blocks for `reserve` tokens set aside for it, in one run where there is one."""
         table = Table(reserved=blocks_for(reserve))
@@ -237,7 +242,7 @@ class KVCache:
         """Free blocks: right behind `after` if they are free there, else one run, else wherever they are."""
         if count > self.free_blocks:
             raise CacheFull(
-                f"the KV cache of {self.block_count * BLOCK_SIZE} tokens is full: ask for fewer tokens at once, "
+                f"the KV cache of {self.capacity} tokens is full: ask for fewer tokens at once, "
                 "or give it more room with cache_tokens (--cache-tokens)"
             )
         if after is not None and np.count_nonzero(self.references[after + 1 : after + 1 + count] == 0) == count:

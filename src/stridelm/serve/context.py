@@ -37,11 +37,6 @@ class Context:
     """The model's name in requests and replies."""
 
     @property
-    def room(self) -> int:
-        """The most tokens of a prompt and its answer together."""
-        return min(self.model.target.context_length, self.model.settings.cache_tokens)
-
-    @property
     def exact_to(self) -> str:
         """What a claim of exactness is with respect to, under the served name: the loaded one may be a path."""
         return self._shown(self.model.target.description)

@@ -49,7 +49,7 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestValidationError():
             return _invalid(error)
         case InputError():
-            return ApiError(400, str(error))
+            return ApiError(400, str(error), param=error.field)
         case EngineStopped():
             return ApiError(503, "the engine has stopped: the server must be started anew")
         case HTTPException():

@@ -42,7 +42,7 @@ class Generation:
 
     def room(self, prompt: list[int], asked: int | None, param: str) -> int:
         """How many tokens may be written: what was asked for, or what the context has left."""
-        left = self._context.room - len(prompt)
+        left = self._context.model.max_length - len(prompt)
         if asked is not None and asked > left:
             message = f"{param} is {asked}, but behind the prompt's {len(prompt)} tokens there is room for {left}"
             raise ApiError(400, message, param=param, code="context_length_exceeded")
@@ -58,8 +58,7 @@ class Generation:
             try:
                 sequence = self._context.model.sequence(list(prompt), params, self.settings)
             except InputError as error:
-                param = "logit_bias" if str(error).startswith("logit_bias") else "stride"
-                raise self._context.refusal(error, param) from error
+                raise self._context.refusal(error, error.field or "stride") from error
             sequence.choice = choice
             sequence.grammar = None if start is None else start()
             sequence.is_traced = self._request.options.trace
@@ -86,8 +85,7 @@ class Generation:
                 **{"temperature": 1.0, **given},
             )
         except InputError as error:
-            name = str(error).split()[0]
-            raise self._context.refusal(error, name if name in given else None) from error
+            raise self._context.refusal(error, error.field) from error
 
 
 def check_queue(context: Context, count: int, param: str) -> None:

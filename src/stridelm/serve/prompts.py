@@ -64,10 +64,11 @@ class Prompts:
         """Token ids that the model can read and still write something."""
         if not ids:
             raise ApiError(400, f"{param}: it is empty, it has no tokens", param=param)
-        if len(ids) >= self._context.room:
+        most = self._context.model.max_length
+        if len(ids) >= most:
             raise ApiError(
                 400,
-                f"{param}: these are {len(ids)} tokens, but the model takes {self._context.room} with the answer",
+                f"{param}: these are {len(ids)} tokens, but the model takes {most} with the answer",
                 param=param,
                 code="context_length_exceeded",
             )

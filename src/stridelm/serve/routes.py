@@ -75,4 +75,4 @@ async def _tokenize(context: Context, prompts: Prompts, request: TokenizeRequest
     else:
         ids = await prompts.text(request.prompt, adds_special=request.add_special_tokens)
     names = context.model.target.tokenizer.convert_ids_to_tokens(ids) if request.return_token_strs else None
-    return JsonReply({"count": len(ids), "max_model_len": context.room, "tokens": ids, "token_strs": names})
+    return JsonReply({"count": len(ids), "max_model_len": context.model.max_length, "tokens": ids, "token_strs": names})

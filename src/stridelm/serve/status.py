@@ -9,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 import stridelm
 from stridelm.api import LanguageModel
-from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.params import InputError
 from stridelm.serve.context import Context
 from stridelm.serve.metrics import Metrics
@@ -52,7 +51,7 @@ def _card(context: Context) -> dict[str, Any]:
         "object": "model",
         "created": int(time.time()),
         "owned_by": "stridelm",
-        "max_model_len": min(model.target.context_length, model.engine.forward.cache.block_count * BLOCK_SIZE),
+        "max_model_len": model.max_length,
         "decoders": decoders(model),
     }
 

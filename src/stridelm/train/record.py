@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import stridelm
-from stridelm.train.files import read_json_lines, write_bytes
+from stridelm.files import read_json_lines, write_bytes
 from stridelm.train.trainer import METRICS, Evaluation
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")

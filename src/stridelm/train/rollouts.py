@@ -20,22 +20,15 @@ import torch
 
 from stridelm.engine.rollout import Prompt as Request
 from stridelm.engine.rollout import RolloutEngine
+from stridelm.files import read_json, read_json_lines, write_json, write_json_lines
 from stridelm.model.encode import Prompt, encode_prompt
 from stridelm.model.load import Checkpoint
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
-from stridelm.train.files import (
-    differences,
-    read_json,
-    read_json_lines,
-    read_tensors,
-    write_json,
-    write_json_lines,
-    write_tensors,
-)
+from stridelm.train.files import read_tensors, write_tensors
 from stridelm.train.near_duplicates import Sieve
 from stridelm.train.self_prompts import made_up, opening, sift
-from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings
+from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings, differences
 
 DEFAULT_SELF_PROMPTS = 4096
 MANIFEST = "manifest.json"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from stridelm.params import InputError
 from stridelm.settings import AUTO_DTYPE
@@ -258,3 +259,19 @@ ROLLOUT_FIELDS = (
 """What the rollouts depend on: two runs that agree in these can share them."""
 
 assert set(ROLLOUT_FIELDS) < {field.name for field in fields(TrainSettings)}
+
+
+_SPOKEN = {"fingerprint": "the model's weights", "prompts_sha256": "the prompts", "prompts_given": "the prompts"}
+"""What a digest or a count stands for."""
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a record of settings says otherwise than it would say now, for a message: its own values in brackets."""
+    apart: list[str] = []
+    for name, value in now.items():
+        held = before.get(name)
+        if isinstance(value, dict):
+            apart += differences(held if isinstance(held, dict) else {}, value)
+        elif held != value:
+            apart.append(_SPOKEN.get(name) or f"{name} ({held})")
+    return list(dict.fromkeys(apart))

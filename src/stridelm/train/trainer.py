@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stridelm.files import naming, write_bytes
 from stridelm.model.cuda_graph import Graphed
 from stridelm.model.load import Checkpoint
 from stridelm.model.student import compile_layers
@@ -16,7 +17,6 @@ from stridelm.train.acceptance import Tally, total
 from stridelm.train.batches import Batches
 from stridelm.train.checkpoint import load_checkpoint_state, save_checkpoint
 from stridelm.train.conversion import make_conversion
-from stridelm.train.files import naming, write_bytes
 from stridelm.train.held_out import HeldOutLoss, held_out_loss
 from stridelm.train.parallel import ALONE, Spread, Team, local
 from stridelm.train.rollouts import Rollouts, Text

@@ -28,7 +28,7 @@ export function startDials(about) {
   byId("dials").replaceChildren(...DIALS.map((dial) => row(dial, options)));
   for (const [name, value] of Object.entries(before)) input(name).value = value ?? "";
   input("k").max = about.largest_k;
-  input("max_tokens").max = about.room;
+  input("max_tokens").max = about.max_model_len;
   offerPlain();
 }
 
