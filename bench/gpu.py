@@ -14,6 +14,9 @@ H200, the loading of kernels and models apart):
                compiling)
     batches    1 to 64 users, each of whom asks the next question when one is answered: plain and `auto`, in turn
                (60 s)
+    arrivals   1 to 64 users who come one every 50 ms, ask on and leave at random, greedy and sampled: every answer
+               compared with the same request alone (180 s, half of them capturing steps)
+    agreement  `stridelm bench` and `decode` in turn over the same prompts (60 s)
     attention  one layer's attention: our kernels, FlexAttention and a dense mask (60 s, most of them compiling)
     rollouts   1,024 texts at once: the engine that training uses, and transformers' `generate` (90 s)
     exact      200 prompts x 256 tokens: `self` against plain decoding, every departure with its margin (90 s)
@@ -39,6 +42,7 @@ import torch
 import triton
 
 from gpu_answers import decode
+from gpu_arrivals import agreement, arrivals
 from gpu_attention import attention
 from gpu_large import large
 from gpu_rollouts import rollouts
@@ -58,6 +62,8 @@ PARTS: dict[str, Callable[[Subject], Iterator[Figures]]] = {
     "compile": compiled,
     "attention": attention,
     "batches": batches,
+    "arrivals": arrivals,
+    "agreement": agreement,
     "rollouts": rollouts,
     "exact": exact,
     "large": large,

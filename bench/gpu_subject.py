@@ -50,6 +50,12 @@ class Sizes:
     questions: int = 4
     """Of each user."""
     user_tokens: int = 128
+    requests: int = 120
+    """Different ones, of users who come and go."""
+    arrival_gap: float = 0.05
+    """Seconds between two users who come."""
+    stay_seconds: float = 12.0
+    """For each number of users."""
     warm_up: int = 2
     """Rounds of users at once that do not count: shapes are captured then."""
     rollouts: int = 1024
@@ -73,6 +79,7 @@ class Sizes:
 SMOKE = Sizes(
     prompts=2, tokens=24, rounds=1, peer_prompts=1, peer_tokens=8, context=64, rows=(1, 8, 64), drafts=(0, 2),
     replays=2, times=2, users=(1, 2), questions=2, user_tokens=16, rollouts=8, rollout_tokens=8, exact_prompts=4,
+    requests=4, stay_seconds=0.5,
     at_once=2, alone=1, attention_rows=(1, 9), attention_contexts=(64,),
     large=replace(MIDDLE, layers=2), large_rows=(1, 64), large_drafts=(0, 2), large_rank=16, large_state=64,
 )  # fmt: skip

@@ -14,6 +14,8 @@ from stridelm.settings import PLAIN
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 SHARE, OVER_PEER, OVER_COMPILED, WIDE, WIDE_LARGE = 0.75, 10.0, 1.35, 1.3, 1.2
 """What is asked for: of tokens per forward; of transformers' `generate`; of a compiled step; of 64 rows over one."""
+WITHIN = 1.1
+"""How far `stridelm bench` may be from `decode`."""
 _NAMES = {PLAIN: "one token at a time", "self": "`self`", "auto": "`auto`", "transformers": "transformers `generate`"}
 _PARTS = {"layers": "layers", "head": "output head", "settle": "walk", "drafts": "drafts", "whole": "all in one graph"}
 Figures = dict[str, Any]
@@ -91,6 +93,19 @@ def _bars(results: Figures) -> Iterator[Row]:
             yield [f"identical: {each['of']}, with {each['with']}", found, "all", _verdict(same == tokens)]
     for count, found in parts.get("batches", {}).get("users", {}).items():
         yield _bar(f"`auto` over plain, {_users(count)}", found["ratio"], 1.0)
+    for count, found in parts.get("arrivals", {}).get("users", {}).items():
+        is_met = found["is_healthy"] and not (
+            found["wrong"] or found["errors"] or found["blocks_left"] or found["own_step_failures"]
+        )
+        right = f"{found['compared'] - len(found['wrong']):,} of {found['compared']:,} answers as alone"
+        rest = f"{len(found['errors'])} errors, {found['blocks_left']} blocks left"
+        yield [f"{_users(count)} who come and go", f"{right}, {rest}", "all, none, none", _verdict(is_met)]
+    for group, ways in parts.get("agreement", {}).get("groups", {}).items():
+        for way, found in ways.items():
+            ratio = found["ratio"]
+            verdict = _verdict(1 / WITHIN <= ratio["median"] <= WITHIN)
+            name = f"{group}, {_NAMES[way]}: `stridelm bench` over `decode`"
+            yield [name, f"{_spread(ratio)}x", f"within {WITHIN - 1:.0%}", verdict]
     if "ratio" in parts.get("rollouts", {}):
         found = parts["rollouts"]
         name = f"rollouts, {found['sequences']:,} sequences, over {found['ratio']['over']}"
@@ -196,6 +211,28 @@ def _batches(found: Figures) -> str:
     return _lines(heads, rows)
 
 
+def _arrivals(found: Figures) -> str:
+    rows = [
+        [
+            count, f"{each['asked']:,}", f"{each['whole']:,}", f"{each['left']:,}", f"{each['greedy']:,}",
+            f"{each['sampled']:,}", f"{each['own forwards']:,}", f"{each['host forwards']:,}",
+            f"{each['tokens_per_second']:,.0f}",
+        ]
+        for count, each in found["users"].items()
+    ]  # fmt: skip
+    heads = [f"users, one every {found['gap_milliseconds']:.0f} ms", "asked", "answered whole", "left before", "greedy"]
+    return _lines([*heads, "sampled", "own forwards", "host's", "tokens/s in all"], rows)
+
+
+def _agreement(found: Figures) -> str:
+    rows = [
+        [group, _NAMES[way], _spread(each["bench"], 0), _spread(each["decode"], 0), found["paths"][way]]
+        for group, ways in found["groups"].items()
+        for way, each in ways.items()
+    ]
+    return _lines(["tokens/s after the first", "", "`stridelm bench`", "`decode`", "path"], rows)
+
+
 def _rollouts(found: Figures) -> str:
     rows = [[name, _spread(each, 0)] for name, each in found["tokens_per_second"].items()]
     return _lines([f"{found['sequences']:,} sequences, {found['tokens']} tokens each", "tokens/s"], rows)
@@ -233,6 +270,8 @@ _DETAILS = {
     "compile": _compile,
     "attention": _attention,
     "batches": _batches,
+    "arrivals": _arrivals,
+    "agreement": _agreement,
     "rollouts": _rollouts,
     "exact": _exact,
     "large": _large,

@@ -1,7 +1,7 @@
 """Steps that the device runs by itself, against plain decoding one token at a time: in Triton's interpreter."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft import grow
 from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.engine.engine import Engine
+from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.layout import lay_out, make_block
 from stridelm.model.gpu import growth
 from stridelm.model.gpu.forward import GpuForward
@@ -326,35 +327,46 @@ def test_only_places_that_sample_make_steps_dearer(forward: GpuForward, folder: 
         forward.cache.free(table)
 
 
-def test_the_engine_lets_the_device_sample(forward: GpuForward, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences of a strider: with temperature and filters, not with what changes logits."""
+ASKED = {
+    "max_tokens": SamplingParams(4),
+    "temperature": SamplingParams(4, 1.0, seed=21),
+    "top_p": SamplingParams(4, 1.0, top_p=0.9, seed=21),
+    "top_k": SamplingParams(4, 1.0, top_k=3, seed=21),
+    "min_p": SamplingParams(4, 1.0, min_p=0.2, seed=21),
+    "repetition_penalty": SamplingParams(4, 1.0, repetition_penalty=1.3, seed=21),
+    "presence_penalty": SamplingParams(4, 1.0, presence_penalty=0.5, seed=21),
+    "frequency_penalty": SamplingParams(4, 1.0, frequency_penalty=0.5, seed=21),
+    "logit_bias": SamplingParams(4, 1.0, logit_bias={1: 2.0}, seed=21),
+    "seed": SamplingParams(4, 1.0, seed=22),
+    "stop": SamplingParams(4, stop=("never said",)),
+}
+"""By the field of SamplingParams that it sets."""
+
+
+def test_every_field_has_settings_to_try_it_with() -> None:
+    """One that is new is tried with the stepper before it may be named among those that are obeyed."""
+    assert set(ASKED) == {each.name for each in fields(SamplingParams)}
+
+
+def test_the_engine_lets_the_device_draw(forward: GpuForward, folder: Path) -> None:
+    """Every field of SamplingParams that the stepper says it obeys, it obeys; the host sees to the others."""
     policy, prompt = Autoregressive(), list(range(40, 50))
-    settings = [
-        SamplingParams(4, 1.0, top_p=0.9, seed=21),
-        SamplingParams(4),
-        SamplingParams(4, 1.0, presence_penalty=0.5),
-        SamplingParams(4, 1.0, logit_bias={1: 2.0}),
-    ]
-    sequences = [Sequence(list(prompt), params, policy, frozenset(), 512, choice=3) for params in settings]
+    sequences = {
+        name: Sequence(list(prompt), params, policy, frozenset(), 512, choice=3) for name, params in ASKED.items()
+    }
     engine = Engine(forward, byte_tokenizer())
-    split, on_device = engine.strider.split, set[Sequence]()
-
-    def noted(batch: list[Sequence]) -> tuple[dict[Sequence, int], list[Sequence]]:
-        own, others = split(batch)
-        on_device.update(own)
-        return own, others
-
-    monkeypatch.setattr(engine.strider, "split", noted)
-    for sequence in sequences:
+    texts = {sequence: Text(prompt, sequence.params, sequence.choice) for sequence in sequences.values()}
+    for sequence in texts:
         engine.add(sequence)
-    texts = {sequence: Text(prompt, sequence.params, sequence.choice) for sequence in sequences[:2]}
     while engine.scheduler.has_work:
         for sequence, stride in engine.step():
             assert isinstance(stride, Stride)
-            if sequence in texts:
-                texts[sequence].tokens += stride.tokens
-                texts[sequence].confidence += stride.confidence
-    assert on_device == set(texts)
+            texts[sequence].tokens += stride.tokens
+            texts[sequence].confidence += stride.confidence
+    assert engine.own_steps.failures == 0
+    for name, sequence in sequences.items():
+        assert sequence.stats.forwards == 4
+        assert sequence.stats.own_forwards == (3 if name in GpuStepper.obeys | ENGINE_FIELDS else 0), name
     check(folder, list(texts.values()))
     engine.reset()
     forward.cache.check_integrity()

@@ -5,7 +5,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_drafters import SomewhereRight
-from hash_stepper import Device, Drafting, SteppingForward, expected
+from hash_stepper import Device, Drafting, HashStepper, SteppingForward, expected
 from hashing_model import CONTEXT, END, VOCABULARY, answer, letters
 from stepping import step_of
 from stridelm.contracts import Policy
@@ -21,7 +21,9 @@ from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
+from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.engine.worker import Worker
+from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Sequence, Stride
 
@@ -92,6 +94,54 @@ class Knowing(SomewhereRight):
     def _future(self, sequence: Sequence) -> list[int]:
         prompt, written = sequence.tokens[: sequence.prompt_length], len(sequence.output)
         return answer(prompt, sequence.params, sequence.seed, sequence.choice)[written : written + self.k]
+
+
+# What a sequence may ask for
+
+CHANGED: dict[str, object] = {
+    "max_tokens": 9, "temperature": 0.7, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2,
+    "presence_penalty": 0.4, "frequency_penalty": 0.4, "logit_bias": {3: 1.0}, "seed": 7, "stop": ("a b",),
+}  # fmt: skip
+"""Every field of SamplingParams with a value that asks for something."""
+ASKED: dict[str, object] = {"choice": 1, "grammar": AllowsAll(), "alternatives": 2, "is_traced": True}
+"""Every field of Sequence that a request decides, and that is neither the text nor the engine's."""
+
+
+def test_every_field_is_obeyed_or_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that nobody has thought of yet is the host's: nothing is dropped silently."""
+    assert set(CHANGED) == {each.name for each in fields(SamplingParams)}
+    named = {each.name for each in fields(Sequence)}
+    assert named == set(ASKED) | (named & ENGINE_FIELDS) | {"eos_ids", "seed"}
+    for obeyed in (GpuStepper.obeys, GpuStepper.obeys - {"top_k", "is_traced"}, GpuStepper.obeys - {"eos_ids"}):
+        monkeypatch.setattr(HashStepper, "obeys", obeyed)
+        for name, value in (CHANGED | ASKED).items():
+            params = SamplingParams(**{"max_tokens": 12, "seed": 3, **({name: value} if name in CHANGED else {})})  # type: ignore[arg-type]
+            sequence = Sequence(prompts(1)[0], params, SELF, ENDS, CONTEXT)
+            if name in ASKED:
+                setattr(sequence, name, value)
+            finish(engine_of(), sequence)
+            assert_right(sequence)
+            is_own = name in obeyed | ENGINE_FIELDS and "eos_ids" in obeyed
+            assert (sequence.stats.own_forwards > 0) == is_own, name
+
+
+def test_a_trace_tells_what_the_backend_ran() -> None:
+    engine = engine_of(device=Device(right=0.8, row_seconds=0.0))
+    sequence = make(prompts(1)[0], is_traced=True)
+    engine.add(sequence)
+    written = list(sequence.tokens)
+    while sequence.finish_reason is None:
+        for _, stride in step_of(engine):
+            assert stride.trace is not None
+            block, kept = stride.trace.block, stride.trace.kept
+            assert block.start + block.pending == len(written) and block.tokens[block.pending - 1] == written[-1]
+            accepted = [block.tokens[row] for row in kept[block.pending :]]
+            assert accepted == list(stride.tokens[:-1]) and len(block.tree) == stride.drafted
+            if len(kept) < len(block.tree) + 1 and stride.finish_reason is None:
+                assert block.tree.tokens[len(accepted)] != stride.tokens[-1], "a draft that stood was not followed"
+            written += stride.tokens
+    assert sequence.stats.own_forwards == sequence.stats.forwards - 1 and sequence.stats.accepted > 0
+    assert_right(sequence)
 
 
 # What is counted

@@ -5,6 +5,7 @@ text. After every action the cache is whole; at the end everyone has been served
 """
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -76,7 +77,7 @@ REQUESTS = st.builds(
     beginning=st.sampled_from([0, 0, 20, 64]),
     rest=st.lists(st.integers(0, END - 1), min_size=1, max_size=12).map(tuple),
     policy=st.integers(0, len(policies()) - 1),
-    max_tokens=st.integers(1, 60),
+    max_tokens=st.integers(1, 40),
     ends=st.sampled_from([ENDS, ENDS, ENDS | {3}]),
     stop=st.sampled_from([(), (), (), ("a b",)]),
     temperature=st.sampled_from([0.0, 0.0, 0.8]),
@@ -85,9 +86,13 @@ REQUESTS = st.builds(
 WHICH = st.integers(0, 1000)
 
 
+SEEN: Counter[str] = Counter()
+"""What has happened over all runs: a machine that tries nothing would pass."""
+
+
 class Users(RuleBasedStateMachine):
     @initialize(
-        blocks=st.sampled_from([12, 24, 200]),
+        blocks=st.sampled_from([10, 14, 24, 200]),
         right=st.sampled_from([0.5, 1.0]),
         row_seconds=st.sampled_from([0.0, 0.0, 0.05]),
     )
@@ -172,12 +177,24 @@ class Users(RuleBasedStateMachine):
         for sequence in self.finished:
             assert sequence.output == expected(sequence)
         assert self.engine.forward.cache.free_blocks == self.blocks
+        SEEN["preempted"] += self.engine.scheduler.preemptions
+        SEEN["failed"] += self.device.failed
+        SEEN["run by the backend"] += sum(sequence.stats.own_forwards for sequence in self.finished)
+        SEEN["run by the host"] += sum(each.stats.forwards - each.stats.own_forwards for each in self.finished)
+        SEEN["accepted"] += sum(sequence.stats.accepted for sequence in self.finished)
+        SEEN["shared"] += sum(sequence.stats.reused for sequence in self.finished)
+
+
+def run_machine(runs: int) -> None:
+    SEEN.clear()
+    run_state_machine_as_test(Users, settings=settings(max_examples=runs, stateful_step_count=50))
+    assert len(SEEN) == 6 and min(SEEN.values()) > runs // 2, SEEN
 
 
 def test_users_who_do_what_they_like() -> None:
-    run_state_machine_as_test(Users, settings=settings(max_examples=200, stateful_step_count=50))
+    run_machine(200)
 
 
 @pytest.mark.slow
 def test_users_who_do_what_they_like_for_long() -> None:
-    run_state_machine_as_test(Users, settings=settings(max_examples=5000, stateful_step_count=50))
+    run_machine(5000)
