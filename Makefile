@@ -7,12 +7,13 @@ export HF_HUB_OFFLINE ?= 1
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup browser vllm demo picture screenshots tables test test-slow test-vllm lint bench clean
+.PHONY: help setup browser vllm demo picture screenshots tables test test-slow test-cuda test-vllm lint bench clean
 
 help:
 	@echo "make demo        race one token at a time against several, on the built-in model"
 	@echo "make test        lint, types and tests"
 	@echo "make test-slow   the long checks, too"
+	@echo "make test-cuda   the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm   our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make bench       every decoder against plain decoding and transformers' generate; takes an hour"
 	@echo "make picture     draw docs/race.svg anew"
@@ -86,6 +87,10 @@ vllm: $(VLLM)/.ready
 
 test-vllm: setup vllm
 	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/test_vllm.py
+
+# On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
+test-cuda: setup
+	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/test_cuda.py tests/test_gpu_*.py tests/test_bench_gpu.py
 
 test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'

@@ -410,7 +410,7 @@ def test_filters_keep_what_the_host_keeps(steps: float | None) -> None:
     for place, params in enumerate(FILTERS):
         drawing.begin(place, params, 0, 0)
     best_BT = logits_BV.amax(dim=1, keepdim=True).to(DEVICE)
-    least_B, last_B = drawing.borders(logits_BV.to(DEVICE), best_BT, PLAIN)
+    least_B, last_B = (each.cpu() for each in drawing.borders(logits_BV.to(DEVICE), best_BT, PLAIN))
     for place, (params, logits_V) in enumerate(zip(FILTERS, logits_BV, strict=True)):
         scores_V = (logits_V - logits_V.max()) * torch.tensor(1 / 1.25)
         kept_V = sampling.keep_likely(scores_V, params) > -torch.inf

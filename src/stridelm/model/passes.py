@@ -88,7 +88,9 @@ class ChainPass:
             key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
             if window not in self._seen:
                 self._seen[window] = self._block_mask(window)
-            return _unfold(_flex()(query, key, value, block_mask=self._seen[window], scale=scaling, enable_gqa=True))
+            # Left to itself, torch 2.11 takes a kernel for few rows that it then cannot make in float32.
+            how = {"block_mask": self._seen[window], "scale": scaling, "kernel_options": {"BACKEND": "TRITON"}}
+            return _unfold(_flex()(query, key, value, enable_gqa=True, **how))
         if window not in self._seen:
             self._seen[window] = self._split_mask(window)
         keys, values = (text_key, own_key), (text_value, own_value)
