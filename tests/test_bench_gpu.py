@@ -1,6 +1,7 @@
 """bench/gpu.py on tiny models, its kernels in Triton's interpreter: that every part runs and counts rightly. Its times
 mean something on a GPU alone."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 
 import gpu
 import gpu_answers
+import gpu_arrivals
 import gpu_attention
 import gpu_large
 import gpu_rollouts
@@ -27,16 +29,22 @@ import gpu_timing
 import gpu_users
 from gpu_answers import PEER, Timed
 from gpu_subject import SMOKE, Sizes, Subject
+from hash_stepper import Device, Drafting, SteppingForward
+from hashing_model import CONTEXT, END, letters
 from interpreted import DEVICE
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
+from stridelm.contracts import Policy
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.engine.engine import Engine
 from stridelm.layout import lay_out, lineage, make_block
 from stridelm.model.gated import TorchGate
 from stridelm.model.gpu.weights import stack
 from stridelm.model.load import load_checkpoint
 from stridelm.model.torch_backend import parts_of
+from stridelm.params import SamplingParams
 from stridelm.settings import PLAIN, LoadSettings
-from stridelm.types import ROOT, DraftTree
+from stridelm.types import ROOT, DraftTree, Sequence
 from tiny import load_tiny, plain_network, random_adapter
 
 TINY = Shape("tiny", layers=1, hidden=32, inner=48, heads=4, kv_heads=2, head_size=8, vocabulary=64)
@@ -44,6 +52,7 @@ SIZES = replace(
     SMOKE, prompts=1, tokens=5, warm_up=0, peer_tokens=4, context=20, rows=(1, 64), drafts=(0, 2), replays=1, times=1,
     users=(2,), user_tokens=6, rollouts=3, rollout_tokens=4, exact_prompts=2, large=TINY, large_rows=(1, 64),
 )  # fmt: skip
+VERSIONS = ("torch", "transformers", "triton")
 PROMPTS = {"maths": ["1+1"], "general": ["why"]}
 CHAIN = ((3, 4), (3, 1), (0, 1), (3, 2))
 """Strides: drafts held, tokens given."""
@@ -100,6 +109,70 @@ def test_exact_compares_with_plain_decoding(subject: Subject) -> None:
     assert [(each["prompts"], each["tokens"]) for each in figures["comparisons"]] == [(2, 10), (1, 5), (1, 5)]
     for each in figures["comparisons"]:
         assert each["identical_tokens"] == each["tokens"] and each["departures"] == []
+
+
+class Hashing:
+    """In the place of a LanguageModel: a model that is a hash, whose steps a fake device runs."""
+
+    def __init__(self, device: Device) -> None:
+        self.engine = Engine(SteppingForward(64, device), letters())
+        self.policies: dict[str, Policy] = {PLAIN: Autoregressive(), "self": Drafting(4), "auto": Drafting(7)}
+
+    def check(self, decoder: str) -> str:
+        return decoder
+
+    def sequence(self, tokens: list[int], params: SamplingParams, decoder: str) -> Sequence:
+        return Sequence(tokens, params, self.policies[decoder], frozenset({END}), CONTEXT)
+
+
+def test_users_who_come_and_go_get_what_they_get_alone() -> None:
+    device = Device(right=0.8, row_seconds=0.0)
+    model = Hashing(device)
+    sizes = replace(SIZES, users=(1, 5), requests=12, user_tokens=40, arrival_gap=0.005, stay_seconds=0.4)
+    subject = Subject("hash", LoadSettings(), sizes, model=model, prompts=PROMPTS)  # type: ignore[arg-type]
+    subject.__dict__["_short"] = [[number % 20, *range(number)] for number in range(1, 12)]
+    figures = last(gpu_arrivals.arrivals(subject))
+    for found in figures["users"].values():
+        assert (
+            found["compared"] == found["asked"] == found["whole"] + found["left"] == found["greedy"] + found["sampled"]
+        )
+        assert (found["wrong"], found["errors"], found["blocks_left"], found["own_step_failures"]) == ([], [], 0, 0)
+        assert min(found["left"], found["own forwards"], found["host forwards"]) > 0
+    made = {
+        "smoke": False,
+        "machine": {"device": "x"},
+        "dtype": "x",
+        "versions": dict.fromkeys(VERSIONS),
+        "commit": "x",
+    }
+    ran = {"is_complete": True, "left_out": [], "seconds": 1, "error": None, "circumstances": made}
+    assert gpu_tables.gpu_tables({"arrivals": figures | ran}).count("| met |") == 2
+    figures["users"]["5"]["wrong"].append({"request": 3})
+    assert gpu_tables.gpu_tables({"arrivals": figures | ran}).count("| **missed** |") == 1
+
+
+def test_what_a_crowd_is_told_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that are compared with those of another seed."""
+    alone = gpu_arrivals._alone
+    seeds = itertools.count(100)
+
+    def other(worker: Any, model: Any, request: gpu_arrivals.Request) -> tuple[int, ...]:
+        params = replace(request.params, temperature=1.0, seed=next(seeds))
+        return alone(worker, model, replace(request, params=params))
+
+    monkeypatch.setattr(gpu_arrivals, "_alone", other)
+    sizes = replace(SIZES, users=(3,), requests=8, user_tokens=40, arrival_gap=0.005, stay_seconds=0.2)
+    subject = Subject("hash", LoadSettings(), sizes, model=Hashing(Device()), prompts=PROMPTS)  # type: ignore[arg-type]
+    subject.__dict__["_short"] = [[number % 20, *range(number)] for number in range(1, 12)]
+    assert last(gpu_arrivals.arrivals(subject))["users"]["3"]["wrong"]
+
+
+@pytest.mark.slow
+def test_the_bench_takes_the_path_that_users_take(subject: Subject) -> None:
+    figures = last(gpu_arrivals.agreement(subject))
+    assert set(figures["groups"]) == {"maths", "general"}
+    assert figures["identical_answers"] == dict.fromkeys((PLAIN, "self", "auto"), 2)
+    assert set(figures["paths"].values()) == {"gpu, own steps"}
 
 
 def test_a_departure_is_logged_with_its_margin(subject: Subject) -> None:

@@ -76,3 +76,4 @@ def _begin(loop: TextLoop, place: int, sequence: Sequence) -> None:
     )
     text = PlacedText(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
     loop.begin(place, text, continuation)
+    sequence.policy.release(sequence)  # what its drafters know of the text is out of date from here on
