@@ -9,6 +9,7 @@ every step has one shape, over texts that have places (`model.mask_stepper`), an
 Drafts are one chain, as `stridelm acceptance` walks it; the engine may grow a tree and take a little more. Greedy only.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class MaskRollout:
         longest = max(map(len, encoded)) + max_tokens
         if longest > self.checkpoint.context_length:
             raise InputError(f"prompt and answer may take {longest} tokens, more than the context: ask for fewer")
-        texts = DenseTexts(self.network, min(self.batch, len(prompts)), longest + max(1, self.k))
+        # Spread evenly: where all answers are as long, no place is left empty while the last of them are written.
+        places = math.ceil(len(prompts) / math.ceil(len(prompts) / self.batch))
+        texts = DenseTexts(self.network, places, longest + max(1, self.k))
         loop = RolloutLoop(self._stepper(texts, settings), texts, self.checkpoint.eos_ids, longest)
         answers = loop.run(Prompt(tuple(tokens), max_tokens) for tokens in encoded)
         return [self._answered(answer) for answer in sorted(answers, key=lambda answer: answer.index)]
