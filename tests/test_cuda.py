@@ -9,6 +9,7 @@ import torch
 
 import stridelm
 from stridelm import DecodeSettings, LoadSettings, SamplingParams
+from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.decode.cost import measure
 from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.model.adapter import save_adapter
@@ -114,6 +115,27 @@ def test_rollouts_are_the_cpus(family: str, tiny_folder: Callable[..., Path]) ->
         for settings in (LoadSettings(device="cpu"), LoadSettings(device="cuda", dtype="float32"))
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_steps_with_masks_from_a_graph_are_those_of_the_cpu(
+    family: str, tiny_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Verified and not: the same answers in as many forwards, most of which are replayed."""
+    folder = tiny_folder(family, initializer_range=0.8)
+    save_adapter(tmp_path, random_adapter(load_tiny(folder)))
+    prompts = ["abcabcabd abc", "The quick brown fox jumps", "x", "1 2 3 4", "hello", "why so?"]
+    cpu, gpu = (
+        MaskRollout.load(str(folder), tmp_path, settings, 3)
+        for settings in (LoadSettings(device="cpu"), LoadSettings(device="cuda", dtype="float32"))
+    )
+    for decoder in (
+        DecodeSettings("autoregressive"),
+        DecodeSettings("self"),
+        DecodeSettings("self", tolerance=0.5),
+        DecodeSettings("adaptive", threshold=0.2),
+    ):
+        assert gpu(prompts, decoder, 40) == cpu(prompts, decoder, 40), decoder
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])

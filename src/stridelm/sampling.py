@@ -208,10 +208,10 @@ def noise_key(seed: int, choice: int) -> int:
     return _mix(_mix(seed) + choice)
 
 
-def gumbel_rows(seeds_B: Array, positions_B: Array, size: int) -> Array:
-    """`gumbel_of` token ids 0 .. size - 1 for many rows at once (int64, seeds below 2**63, choice 0): B x size."""
+def gumbel_rows(seeds_B: Array, positions_B: Array, size: int, choices_B: Array | int = 0) -> Array:
+    """`gumbel_of` token ids 0 .. size - 1 for many rows at once (int64, seeds by way of `arrays.signed`): B x size."""
     key_B = seeds_B
-    for part in (0, 0, positions_B):  # seed, choice, position
+    for part in (0, choices_B, positions_B):  # behind the seed
         key_B = _mix_words(key_B + part + arrays.signed(GOLDEN))
     counter_V = arrays.count_up(1, size + 1, seeds_B)
     return _as_gumbel(_mix_words(counter_V * arrays.signed(GOLDEN) + key_B[:, None]))

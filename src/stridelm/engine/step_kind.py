@@ -31,8 +31,12 @@ class StepKind:
         obeyed = stepper.obeys | ENGINE_FIELDS
         return cls(stepper.rows, _others(SamplingParams, obeyed), _others(Sequence, obeyed))
 
+    def ignored(self, params: SamplingParams) -> list[str]:
+        """Fields that are set and that it does not obey."""
+        return [name for name, default in self.params if getattr(params, name) != default]
+
     def obeys(self, sequence: Sequence) -> bool:
-        return all(getattr(sequence.params, name) == default for name, default in self.params) and all(
+        return not self.ignored(sequence.params) and all(
             getattr(sequence, name) == default for name, default in self.fields
         )
 

@@ -68,3 +68,20 @@ class Graphed:
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = self.function(*places)
         self._graphs[key] = graph, places, output
+
+
+class HostCopy:
+    """A tensor on its way to the host, which may go on meanwhile. What runs on the device later does not change it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        is_cuda = tensor.device.type == "cuda"
+        self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_cuda)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._arrived = torch.cuda.Event() if is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> torch.Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._copy

@@ -1,4 +1,5 @@
-"""Hidden states to logits, outside of a forward pass: for masks that were deferred, and for prediction heads.
+"""Hidden states to logits and probabilities, outside of a forward pass: for masks that were deferred, for prediction
+heads and for steps over `DenseTexts`.
 
 Shape letters: X rows, C model width, V vocabulary.
 """
@@ -16,6 +17,12 @@ def cap_of(network: PreTrainedModel) -> float | None:
 
 def capped(logits_XV: torch.Tensor, cap: float | None) -> torch.Tensor:
     return logits_XV if cap is None else cap * torch.tanh(logits_XV / cap)
+
+
+def probability(logits_XV: torch.Tensor, tokens_X: torch.Tensor) -> torch.Tensor:
+    """The model's own, of one token for each row: X."""
+    chosen_X = logits_XV.gather(1, tokens_X[:, None])[:, 0]
+    return (chosen_X - logits_XV.logsumexp(dim=-1)).exp()
 
 
 class Scorer:

@@ -6,8 +6,6 @@ Shape letters: B places, D draws of a step, E tokens that end a text, N nodes.
 
 # A kernel is launched with plain numbers where it names constants.
 # pyright: reportArgumentType=false
-import statistics
-import time
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -24,8 +22,7 @@ from stridelm.model.gpu.layout import spans_for, template_layout
 from stridelm.model.gpu.memory import PAGE
 from stridelm.model.gpu.sample import Drawing
 from stridelm.model.gpu.template import Template
-
-_TRIALS = 9
+from stridelm.model.step_seconds import median_seconds
 
 
 class GpuStepper:
@@ -87,16 +84,9 @@ class GpuStepper:
 
     @property
     def seconds(self) -> float:
-        """The middle of some steps, on places that are nobody's."""
         assert not self.in_flight
         if self._seconds is None:
-            times: list[float] = []
-            for _ in range(_TRIALS):
-                started = time.perf_counter()
-                self.launch()
-                self.collect()
-                times.append(time.perf_counter() - started)
-            self._seconds = statistics.median(times)
+            self._seconds = median_seconds(self)
         return self._seconds
 
     @property
