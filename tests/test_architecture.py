@@ -9,6 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 LAYERS: list[str] = [
     *(
         "params",
+        "stats",
         "types",
         "arrays",
         "contracts",
