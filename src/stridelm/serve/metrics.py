@@ -139,10 +139,11 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, what, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
-        engine = worker.engine
+        made_room = worker.engine.scheduler.preemptions
+        failed = worker.engine.own_steps.failures
         counters = (
-            ("vllm:num_preemptions", "Sequences that made room for others.", engine.scheduler.preemptions),
-            ("stridelm:own_step_failures", "Failures in the backend's own steps.", engine.own_steps.failures),
+            ("vllm:num_preemptions", "Sequences that made room for others, to be read again.", made_room),
+            ("stridelm:own_step_failures", "What failed in the backend's own steps; the host ran it again.", failed),
         )
         for name, what, value in counters:
             counter = CounterMetricFamily(name, what, labels=_LABELS)
