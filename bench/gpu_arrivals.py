@@ -21,6 +21,7 @@ from stridelm.bench.records import Question
 from stridelm.bench.subjects.ours import ours
 from stridelm.engine.worker import Event, Worker
 from stridelm.settings import PLAIN, DecodeSettings
+from stridelm.stats import path_in_words
 from stridelm.types import Sequence
 
 Figures = dict[str, Any]
@@ -185,7 +186,9 @@ def agreement(subject: Subject) -> Iterator[Figures]:
     benched = {each.name: each for each in ours(model, [DecodeSettings(way) for way in WAYS])}
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     same: Counter[str] = Counter()
-    paths: dict[str, str] = {}
+    forwards: Counter[str] = Counter()
+    own: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
     for each in benched.values():
         each.start()
     for group, prompts in subject.groups().items():
@@ -203,7 +206,9 @@ def agreement(subject: Subject) -> Iterator[Figures]:
                         speeds[way]["bench"].append(speed)
                         speeds[way]["decode"].append(1 / timed.pace)
                         same[way] += asked.tokens == timed.tokens
-                        paths[way] = asked.path
+                        forwards[way] += asked.forwards or 0
+                        own[way] += asked.own_forwards or 0
+                        answers[way] += 1
         subject.say(f"{group}: {_in_short(speeds)}")
         yield {
             "tokens": sizes.tokens,
@@ -219,7 +224,11 @@ def agreement(subject: Subject) -> Iterator[Figures]:
                 for name, ways in found.items()
             },
             "identical_answers": dict(same),
-            "paths": paths,
+            "answers": dict(answers),
+            "paths": {
+                way: path_in_words(model.engine.forward.backend, forwards[way], own[way], answers[way])
+                for way in answers
+            },
         }
 
 

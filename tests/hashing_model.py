@@ -46,7 +46,7 @@ class TokenMemory:
 class HashForward:
     """In the place of a TorchForward. Hands out numpy arrays, as a native backend does."""
 
-    width, layers, longest, identity = 1, 1, CONTEXT, ()
+    width, layers, longest, backend, identity = 1, 1, CONTEXT, "hash", ()
 
     def __init__(self, blocks: int, gate: "HashGate | None" = None) -> None:
         self.gate = gate

@@ -62,7 +62,7 @@ class NumpyForward:
         self.gate = None if forward.gate is None else NumpyGate(forward.gate)
         self.cache: KVCache = forward.cache
         self.width, self.layers, self.longest = forward.width, forward.layers, forward.longest
-        self.identity = ("numpy", *forward.identity)
+        self.backend, self.identity = "numpy", ("numpy", *forward.identity)
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         return [

@@ -355,11 +355,11 @@ def test_draft_caches_are_shared(language_model: LanguageModel) -> None:
 
 
 def test_a_policy_explains_itself_if_it_can(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert language_model.explain("ngram") == ["ngram: no planner"]
+    assert language_model.explain("ngram") == ["ngram: torch, no steps yet; no planner"]
     settings = DecodeSettings("ngram", k=3)
     policy = language_model._policy(settings)
     monkeypatch.setattr(policy, "explain", lambda: ["all is well"], raising=False)
-    assert language_model.explain(settings) == ["all is well"]
+    assert language_model.explain(settings) == ["ngram: torch, no steps yet", "all is well"]
 
 
 def test_banning_every_token_is_refused(language_model: LanguageModel) -> None:

@@ -10,6 +10,7 @@ LAYERS: list[str] = [
     *(
         "params",
         "files",
+        "stats",
         "types",
         "arrays",
         "contracts",

@@ -19,12 +19,11 @@ from stridelm.bench.subjects.phases import HeadCost, Watch
 from stridelm.bench.subjects.server import KEYS, Server, chunk_tokens
 from stridelm.chat.openai_stream import ServerError
 from stridelm.contracts import Forward
-from stridelm.decode import adaptive, autoregressive
+from stridelm.decode import autoregressive
 from stridelm.layout import make_block
 from stridelm.model.draft_layers import DraftConfig, first_layers, save_draft
 from stridelm.model.load import Checkpoint
 from stridelm.params import InputError, SamplingParams
-from stridelm.sampling import drawer
 from stridelm.settings import DECODERS, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import DraftTree, Trace
 
@@ -99,6 +98,7 @@ def test_phases_are_the_whole_time(roomy_model: LanguageModel) -> None:
         assert tuple(answer.phases) == PHASES
         assert all(seconds >= 0 for seconds in answer.phases.values())
         assert sum(answer.phases.values()) == pytest.approx(answer.seconds)
+        assert (answer.phases["steps"], answer.own_forwards, answer.backend) == (0, 0, "torch")
         for phase in ("draft", "forward", "verify", "sampling", "rest"):
             assert answer.phases[phase] > 0, phase
 
@@ -109,10 +109,10 @@ def test_the_head_is_a_part_of_the_forward(roomy_model: LanguageModel) -> None:
             return rows * 1.0
 
     watch = Watch()
-    watch.seconds |= {"draft": 1.0, "forward": 10.0, "commit": 3.0, "sampling": 2.0}
+    watch.seconds |= {"draft": 1.0, "forward": 10.0, "commit": 3.0, "sampling": 2.0, "steps": 0.5}
     watch.scored.update([0, 1, 1, 4])
     found = watch.phases(20.0, Costly(roomy_model.engine.forward))
-    assert found == {"draft": 1, "forward": 4, "head": 6, "verify": 1, "sampling": 2, "rest": 6}
+    assert found == {"draft": 1, "forward": 4, "head": 6, "verify": 1, "sampling": 2, "steps": 0.5, "rest": 5.5}
     watch.scored[8] = 1
     assert watch.phases(20.0, Costly(roomy_model.engine.forward))["forward"] == 0
 
@@ -137,19 +137,18 @@ def test_what_is_tolerated_is_said(roomy_model: LanguageModel) -> None:
 def test_nothing_stays_wrapped(roomy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     (subject,) = started(roomy_model)
     subject.warm_up()
-    forward, cache = roomy_model.engine.forward, roomy_model.engine.forward.cache
+    engine, cache = roomy_model.engine, roomy_model.engine.forward.cache
+    forward, own_steps = engine.forward, engine.own_steps
     subject.ask(QUESTION)
-    assert roomy_model.engine.forward is forward
-    assert autoregressive.drawer is adaptive.drawer is drawer
+    assert (engine.forward, engine.own_steps) == (forward, own_steps)
 
-    def fail(*_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("the cable")
 
     monkeypatch.setattr(autoregressive.Autoregressive, "commit", fail)
     with pytest.raises(RuntimeError, match="the cable"):
         subject.ask(QUESTION)
-    assert roomy_model.engine.forward is forward
-    assert autoregressive.drawer is adaptive.drawer is drawer
+    assert (engine.forward, engine.own_steps) == (forward, own_steps)
     assert not roomy_model.engine.scheduler.running
     monkeypatch.undo()
     roomy_model.forget()

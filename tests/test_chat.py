@@ -74,7 +74,8 @@ def test_a_pipe_is_answered_line_by_line(chat: Call, model: LanguageModel) -> No
     for line, result in zip(run.err.splitlines(), (first, second), strict=True):
         strides = " ".join(str(len(stride.tokens)) for stride in result.strides)
         assert re.fullmatch(
-            rf"12 tokens, [\d.]+ tokens/s, first after \d+ ms, [\d.]+ per forward, exact, cut off; strides {strides}",
+            rf"12 tokens, [\d.]+ tokens/s, first after \d+ ms, [\d.]+ per forward, "
+            rf"torch, host's steps, exact, cut off; strides {strides}",
             line,
         )
 

@@ -179,7 +179,7 @@ def test_answer_on_stdout_and_summary_on_stderr(generate: Call, language_model: 
     expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS))
     assert (run.status, run.out) == (0, f"{expected.text}\n")
     assert run.err.startswith(f"{expected.stats.tokens} tokens in ")
-    assert "auto, finished by length, seed " in run.err
+    assert "auto (torch, host's steps), finished by length, seed " in run.err
     assert "; exact with respect to " in run.err
     assert run.err.count("\n") == 1
 
@@ -213,6 +213,7 @@ def test_json(generate: Call, language_model: LanguageModel) -> None:
     assert answer.keys() >= JSON_KEYS
     assert (answer["text"], tuple(answer["token_ids"])) == (expected.text, expected.token_ids)
     assert (answer["finish_reason"], answer["decoder"]) == ("length", "auto")
+    assert (answer["path"], answer["backend"], answer["own_forwards"]) == ("torch, host's steps", "torch", 0)
     assert "explain" not in answer
     assert_consistent(answer)
 
@@ -331,6 +332,7 @@ def test_race(generate: Call) -> None:
     assert "─ one token at a time ─" in run.out
     assert "─ several: auto ─" in run.out
     assert run.out.count(f"{TOKENS} tokens / ") == 2
+    assert flat(run.out).count("torch, host's") == 2
     assert re.search(rf"^speed-up \d+\.\d\dx, answers identical, all {TOKENS} tokens \(.*\)$", run.out, re.MULTILINE)
 
 
@@ -341,6 +343,7 @@ def test_race_as_json(generate: Call, tiny_folder: Callable[..., Path]) -> None:
     assert run.status == 0
     assert (report["decoder"], report["identical"], report["first_difference"]) == ("draft", True, None)
     assert (report["tokens"], report["speed_up"] > 0) == (TOKENS, True)
+    assert report["path"] == report["plain_path"] == "torch, host's steps"
     assert "speed-up" in run.err
 
 
@@ -411,15 +414,16 @@ def test_a_mask_token_that_is_none(token: object, generate: Call, tiny_folder: C
 
 def test_explain(generate: Call, tmp_path: Path) -> None:
     """After the answer, beside it; in JSON within it."""
+    explained = "ngram: torch, host's steps; no planner"
     ngram = ("--decoder", "ngram", "--explain")
     run = generate(*ngram, "Hello")
     assert run.out == generate("--decoder", "ngram", "Hello").out
-    assert run.err.splitlines()[1:] == ["ngram: no planner"]
-    assert generate("--json", *ngram, "Hello").objects[0]["explain"] == ["ngram: no planner"]
+    assert run.err.splitlines()[1:] == [explained]
+    assert generate("--json", *ngram, "Hello").objects[0]["explain"] == [explained]
     file = write_lines(tmp_path, {"prompt": "One"}, {"prompt": "Two"})
-    assert generate(*ngram, "--prompts", file).err == "ngram: no planner\n"
+    assert generate(*ngram, "--prompts", file).err == f"{explained}\n"
     run = generate("--json", *ngram, "--prompts", file)
-    assert ([answer["explain"] for answer in run.objects], run.err) == ([["ngram: no planner"]] * 2, "")
+    assert ([answer["explain"] for answer in run.objects], run.err) == ([[explained]] * 2, "")
 
 
 # What cannot be used

@@ -14,7 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from browser import open_browser, serious_findings, watched_page
-from real_server import ProcessServer, serve_in_process, until
+from real_server import ProcessServer, serve_in_process, serve_in_thread, until
+from stepping_model import PROMPT, stepping_model
 from stridelm.api import LanguageModel
 from stridelm.bench.measures import measure
 from stridelm.bench.records import read_report
@@ -380,6 +381,61 @@ def test_acceptance_is_counted_as_the_bench_counts_it(page: Page, language_model
     assert sum(accepted) and sum(accepted) < sum(drafted)
     assert tuple(each["drafted"] for each in shown) == drafted
     assert tuple(each["accepted"] for each in shown) == accepted
+
+
+def test_steps_that_a_backend_runs_by_itself_are_named(browser: Browser) -> None:
+    with (
+        serve_in_thread(stepping_model()) as server,
+        watched_page(browser, f"{server.url}/") as page,
+    ):
+        page.wait_for_selector("body[data-ready]")
+        dial(page, decoder="self", max_tokens=40)
+        page.fill("#race-prompt", PROMPT)
+        page.click("#race-start")
+        page.wait_for_selector("#verdict .same")
+        expect(page.locator(".lane p.faint")).to_have_text(["ran by hash, own steps"] * 2)
+        page.click("a[href='#hood']")
+        page.locator("#hood").get_by_role("button", name="Last").click()
+        hood = page.locator("#hood")
+        expect(hood).to_contain_text("Steps that the backend runs by itself do not name alternatives.")
+        expect(hood).to_contain_text("by a step of the backend's own")
+        expect(hood.locator(".hood-figures")).to_contain_text("hash, own steps")
+        hood.locator("summary").click()
+        expect(hood.locator(".hood-rows")).to_contain_text("not told")
+        assert not re.search("NaN|null|undefined", hood.inner_text())
+        hood.get_by_role("button", name="First").click()
+        expect(hood).not_to_contain_text("do not name alternatives")
+        page.click("a[href='#chat']")
+        page.fill("#chat-text", PROMPT)
+        page.click("#chat-send")
+        expect(page.locator("#chat-status")).to_contain_text("exact; ran by hash, own steps.")
+
+
+def test_the_page_names_paths_as_the_bench_does(page: Page, tmp_path: Path) -> None:
+    entry = json.loads(REPORT.read_text())
+    for place, record in enumerate(entry["records"]):
+        answer, backend = record["answer"], ("gpu", "native", None)[place % 3]
+        own = (0, answer["forwards"] - 1, answer["forwards"] // 2)[place % 7 % 3] if answer["forwards"] else None
+        answer |= {"backend": backend if answer["forwards"] else None, "own_forwards": own}
+        if answer["phases"]:
+            answer["phases"]["steps"] = 0.1
+    script = """async (text) => {
+        const { readReport } = await import("/playground/bench_read.js");
+        const { measure } = await import("/playground/bench_figures.js");
+        return measure(readReport(text)).map((each) => each.path);
+    }"""
+    changed = tmp_path / "bench.json"
+    changed.write_text(json.dumps(entry))
+    shown = page.evaluate(script, changed.read_text())
+    assert shown == [each.path for each in measure(read_report(changed))] and len(set(shown)) > 3
+    page.click("a[href='#bench']")
+    page.set_input_files("#bench-file", changed)
+    bench = page.locator("#bench")
+    expect(bench).to_contain_text("ran by ")
+    expect(bench.locator("th:text-is('steps')")).to_have_count(1)
+    page.set_input_files("#bench-file", REPORT)
+    expect(bench).not_to_contain_text("ran by ")
+    expect(bench.locator("th:text-is('steps')")).to_have_count(0)
 
 
 # When things go wrong

@@ -46,7 +46,7 @@ def adapter(tiny_folder: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 def measured(settings: DecodeSettings, speed_up: float, agreement: float = 1.0, *, exact: bool = True) -> Measured:
-    return Measured(settings, speed_up, speed_up, speed_up, 1.0, 1.0, agreement, float(agreement == 1), exact)
+    return Measured(settings, speed_up, speed_up, speed_up, 1.0, 1.0, agreement, float(agreement == 1), exact, "p")
 
 
 PLAINLY = measured(DecodeSettings(PLAIN), 1.0)
@@ -80,7 +80,7 @@ def test_frontier() -> None:
 
 def test_quartiles() -> None:
     samples = [
-        Sample(speed_up, 1.0, 1.0, agreement, agreement == 1, True)
+        Sample(speed_up, 1.0, 1.0, agreement, agreement == 1, True, 4, 3, "gpu")
         for speed_up, agreement in ((1, 1), (2, 0.5), (4, 0))
     ]
     found = summarize(DecodeSettings(), samples)

@@ -15,13 +15,15 @@ from stridelm.decode.cost import Cost
 from stridelm.decode.scoring import Scoring
 from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
+from stridelm.engine.explain import explain
 from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.model.backends import load_parts
 from stridelm.model.encode import Prompt, Prompts, encode_prompt, is_batch
 from stridelm.model.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
-from stridelm.types import Result, Sequence, Stats, Stride
+from stridelm.stats import Stats
+from stridelm.types import Result, Sequence, Stride
 
 _GREEDY = SamplingParams()
 _MOST_POLICIES = 64
@@ -135,9 +137,8 @@ class LanguageModel:
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
         and what else was. All of the text is read anew. Its context ends with it: no answer needs room."""
-        sequence = Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, context_length=len(tokens))
-        sequence.alternatives = alternatives
-        return sequence
+        ends, longest = self.target.eos_ids, len(tokens)
+        return Sequence(tokens, _GREEDY, self._scoring, ends, longest, alternatives=alternatives)
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
         """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
@@ -217,11 +218,10 @@ class LanguageModel:
         return sequence.policy.exact and (self.target.is_verified_exactly or decoder == PLAIN)
 
     def explain(self, decoder: str | DecodeSettings = AUTO) -> list[str]:
-        """What a decoder's planner has learnt and decided so far, in lines to read."""
+        """What ran for a decoder so far, what its planner has learnt and decided, in lines to read."""
         settings = self.check(decoder)
         with self._turn():
-            explain = getattr(self._policy(settings), "explain", None)
-            return [f"{settings.decoder}: no planner"] if explain is None else explain()
+            return explain(self.engine, self._policy(settings), settings.decoder)
 
     def check(self, decoder: str | DecodeSettings) -> DecodeSettings:
         """The decoder's settings, if this model can do what they say."""
@@ -339,6 +339,7 @@ class Answer(Iterator[Stride]):
             seed=sequence.seed,
             exact=self._model.is_exact(sequence, self.decoder),
             exact_to=self._model.target.description,
+            backend=self._model.engine.forward.backend,
             stats=sequence.stats,
             strides=tuple(self.strides),
         )

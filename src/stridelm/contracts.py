@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stridelm.model.kv_cache import KVCache, Table
+    from stridelm.sampling import Drawer
 
 
 class Grammar(Protocol):
@@ -151,6 +152,11 @@ class Forward(Protocol):
     @property
     def longest(self) -> int:
         """Positions that the model has."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """What runs it: "torch", "native" or "gpu"."""
         ...
 
     @property
@@ -324,8 +330,11 @@ class Policy(Protocol):
         """`others`: rows that the step has besides those of these sequences."""
         ...
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        """`outputs` holds, per sequence, what the model says of its block's wanted rows."""
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = ...
+    ) -> list[Commit]:
+        """`outputs` holds, per sequence, what the model says of its block's wanted rows. `drawer`: how tokens are drawn
+        from them, `sampling.drawer` by default."""
         ...
 
     def observe(

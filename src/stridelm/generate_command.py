@@ -167,6 +167,9 @@ def as_json(result: Result) -> dict[str, Any]:
         "latency_ms": round(stats.latency * 1e3, 2),
         "tokens_per_s": round(stats.tokens_per_second, 2),
         "decoder": result.decoder,
+        "backend": result.backend,
+        "own_forwards": stats.own_forwards,
+        "path": result.path,
         "seed": result.seed,
         "exact": result.exact,
         "exact_to": result.exact_to,
@@ -177,7 +180,7 @@ def summary(result: Result) -> str:
     stats = result.stats
     return (
         f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per forward), "
-        f"{stats.tokens_per_second:.1f} tokens/s, first after {stats.ttft * 1e3:.0f} ms, {result.decoder}, "
-        f"finished by {result.finish_reason}, seed {result.seed}; {'exact' if result.exact else 'not exact'} "
-        f"with respect to {result.exact_to}"
+        f"{stats.tokens_per_second:.1f} tokens/s, first after {stats.ttft * 1e3:.0f} ms, {result.decoder} "
+        f"({result.path}), finished by {result.finish_reason}, seed {result.seed}; "
+        f"{'exact' if result.exact else 'not exact'} with respect to {result.exact_to}"
     )

@@ -34,6 +34,8 @@ class Measured:
     """Which part of the prompts got the same tokens."""
     exact: bool
     """Whether the decoder promises the same tokens."""
+    path: str
+    """What ran: the backend, and whose steps."""
 
     def entry(self) -> dict[str, Any]:
         """As the file holds it."""
@@ -46,6 +48,7 @@ class Measured:
             "agreement": round(self.agreement, 4),
             "identical": round(self.identical, 4),
             "exact": self.exact,
+            "path": self.path,
         }
 
 

@@ -123,11 +123,12 @@ def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
     plain, other = (lane.answer.result() for lane in lanes)
     speed_up = lanes[0].seconds / lanes[1].seconds
     first = _first_difference(plain.token_ids, other.token_ids)
-    table = Table("lane", "tokens", "forwards", "tokens per forward", "seconds", "tokens/s", box=None, pad_edge=False)
+    table = Table("lane", "tokens", "forwards", "tokens per forward", "seconds", "tokens/s", "path", box=None,
+                  pad_edge=False)  # fmt: skip
     for lane, result in zip(lanes, (plain, other), strict=True):
         stats = result.stats
         table.add_row(lane.title, str(stats.tokens), str(stats.forwards), f"{stats.tokens_per_forward:.2f}",
-                      f"{lane.seconds:.2f}", f"{lane.tokens_per_second:.1f}")  # fmt: skip
+                      f"{lane.seconds:.2f}", f"{lane.tokens_per_second:.1f}", result.path)  # fmt: skip
     console.print(table)
     verdict = f"identical, all {len(plain.token_ids)} tokens" if first is None else f"differ from token {first} on"
     console.out(f"speed-up {speed_up:.2f}x, answers {verdict} ({plain.exact_to})", style="bold")
@@ -136,6 +137,7 @@ def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
             "decoder": other.decoder, "exact": other.exact, "identical": first is None, "first_difference": first,
             "speed_up": round(speed_up, 4), "tokens": other.stats.tokens, "forwards": other.stats.forwards,
             "tokens_per_forward": round(other.stats.tokens_per_forward, 4),
+            "path": other.path, "plain_path": plain.path,
         }  # fmt: skip
         print(json.dumps(report), file=sys.stdout)
     if first is not None and plain.exact and other.exact:

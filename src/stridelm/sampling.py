@@ -34,6 +34,12 @@ class Draw(Protocol):
         ...
 
 
+class Drawer(Protocol):
+    """`drawer`, or what stands in its place: whoever times draws wraps it."""
+
+    def __call__(self, logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw: ...
+
+
 def drawer(logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
     """How `sequence` draws from these rows. Plain greedy rows are decided together, the others when asked for."""
     if sequence.is_plain_greedy and tolerance == 0:

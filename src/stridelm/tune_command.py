@@ -23,6 +23,7 @@ from stridelm.params import InputError, SamplingParams
 from stridelm.profile import FILE, Measured, label, write_profile
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
+from stridelm.stats import path_in_words
 from stridelm.train.record import circumstances
 from stridelm.types import Result
 
@@ -56,6 +57,10 @@ class Sample:
     agreement: float
     identical: bool
     exact: bool
+    forwards: int
+    own_forwards: int
+    """Those that the backend ran by itself."""
+    backend: str
 
 
 def run(request: Request) -> None:
@@ -180,6 +185,9 @@ def compare(plain: Result, result: Result) -> Sample:
         agreement=same / len(plain.token_ids),
         identical=plain.token_ids == result.token_ids,
         exact=result.exact,
+        forwards=result.stats.forwards,
+        own_forwards=result.stats.own_forwards,
+        backend=result.backend,
     )
 
 
@@ -197,6 +205,12 @@ def summarize(settings: DecodeSettings, samples: list[Sample]) -> Measured:
         agreement=statistics.fmean(sample.agreement for sample in samples),
         identical=statistics.fmean(sample.identical for sample in samples),
         exact=all(sample.exact for sample in samples),
+        path=path_in_words(
+            samples[0].backend,
+            sum(sample.forwards for sample in samples),
+            sum(sample.own_forwards for sample in samples),
+            len(samples),
+        ),
     )
 
 
@@ -215,12 +229,12 @@ def choose(measured: list[Measured], agreement: float) -> Measured:
 def table(measured: list[Measured], chosen: Measured) -> list[str]:
     """All candidates, the fastest first, as lines to print."""
     width = max(len(label(each.settings)) for each in measured)
-    lines = [f"  {'decoder':<{width}}  speed-up  quartiles    tokens/s  per forward  agreement  identical  exact"]
+    lines = [f"  {'decoder':<{width}}  speed-up  quartiles    tokens/s  per forward  agreement  identical  exact  path"]
     for each in sorted(measured, key=lambda each: each.speed_up, reverse=True):
         lines.append(
             f"{'*' if each is chosen else ' '} {label(each.settings):<{width}}  {each.speed_up:>7.2f}x  "
             f"{each.low:>4.2f} - {each.high:<4.2f}  {each.tokens_per_second:>8.1f}  {each.tokens_per_forward:>11.2f}  "
-            f"{each.agreement:>9.3f}  {each.identical:>9.3f}  {'yes' if each.exact else 'no'}"
+            f"{each.agreement:>9.3f}  {each.identical:>9.3f}  {'yes' if each.exact else 'no':<5}  {each.path}"
         )
     return [*lines, f"* chosen: {label(chosen.settings)}"]
 

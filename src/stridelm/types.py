@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from stridelm.params import SamplingParams
+from stridelm.stats import Stats, path_in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,47 +199,6 @@ class Commit:
     """Per token, what the model might have said instead; only for sequences that ask."""
 
 
-@dataclass(slots=True)
-class Stats:
-    """What an answer cost. Times are seconds of a monotonic clock."""
-
-    started: float = field(default_factory=time.perf_counter)
-    first_token: float | None = None
-    last_token: float | None = None
-    prompt_tokens: int = 0
-    reused: int = 0
-    """Prompt tokens whose keys and values were in the cache already."""
-    tokens: int = 0
-    forwards: int = 0
-    """Forward passes that emitted tokens: plain decoding has exactly one per token."""
-    own_forwards: int = 0
-    """Those of them that the backend ran by itself; the one that reads the prompt's end never is."""
-    prefill_forwards: int = 0
-    """Forward passes that only read a part of the prompt."""
-    rows: int = 0
-    """Rows that this sequence put through the model, the prompt's included."""
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / self.forwards if self.forwards else 0.0
-
-    @property
-    def ttft(self) -> float:
-        """Seconds from the request to its first token."""
-        return (self.first_token or self.started) - self.started
-
-    @property
-    def latency(self) -> float:
-        """Seconds from the request to its last token."""
-        return (self.last_token or self.started) - self.started
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.latency if self.latency else 0.0
-
-
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One answer in the making."""
@@ -256,6 +215,8 @@ class Sequence:
     """What the answer must keep to."""
     alternatives: int = 0
     """So many of the likeliest tokens are reported at every place."""
+    optional_alternatives: int = 0
+    """The same, but only where the host runs the step: asking for these does not make it do so."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
     reads_anew: bool = False
@@ -319,6 +280,8 @@ class Stride:
     """How many drafts the pass verified."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
+    is_own: bool = False
+    """Whether the backend ran the pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,5 +306,12 @@ class Result:
     """Whether the tokens are those of one-token-at-a-time decoding with the same settings and seed."""
     exact_to: str
     """The model, precision and device that `exact` speaks of."""
+    backend: str
+    """As `Forward.backend` names it."""
     stats: Stats
     strides: tuple[Stride, ...]
+
+    @property
+    def path(self) -> str:
+        """What ran: the backend, and whose steps; as in `gpu, own steps`."""
+        return path_in_words(self.backend, self.stats.forwards, self.stats.own_forwards)

@@ -77,6 +77,7 @@ def changes(before: Report, after: Report, earlier: Figures, later: Figures) -> 
     """Of one subject on one suite: both speeds, and what else is not as it was."""
     won_and_lost = _won_and_lost(before, after, later)
     found = [
+        _of_paths(earlier.path, later.path),
         _of_spreads("tokens/s", earlier.speed, later.speed, lambda each: interval(each, ".1f")),
         _of_spreads("speed-up", earlier.speed_up, later.speed_up, multiple),
         _of_numbers("tokens/forward", earlier.tokens_per_forward, later.tokens_per_forward, number),
@@ -84,6 +85,13 @@ def changes(before: Report, after: Report, earlier: Figures, later: Figures) -> 
         _of_numbers("right", earlier.right, later.right, share, won_and_lost),
     ]
     return [change for change in found if change is not None]
+
+
+def _of_paths(before: str | None, after: str | None) -> Change | None:
+    """Reports of before tell none."""
+    if before is None or after is None or before == after:
+        return None
+    return Change("path", before, after, "another path: its speed is another thing")
 
 
 def _of_spreads(

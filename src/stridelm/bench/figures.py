@@ -74,6 +74,8 @@ class Figures:
     """The share of answers that a checker found right, of those that have one."""
     differs: bool
     """Whether any answer's text is another than plain decoding's, or nobody can say."""
+    path: str | None = None
+    """What ran, of answers whose subject tells: the backend, and whose steps."""
     decode_speed: Spread | None = None
     """Tokens per second from the first stride on; None where no answer has a second one."""
     decode_speed_up: SpeedUp | None = None

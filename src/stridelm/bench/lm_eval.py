@@ -33,7 +33,8 @@ from stridelm.api import load
 from stridelm.engine.scheduler import MOST_SEQUENCES
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DEFAULT_MODEL, NO_ADAPTER, DecodeSettings, LoadSettings
-from stridelm.types import Sequence, Stats, Stride
+from stridelm.stats import Stats, path_in_words
+from stridelm.types import Sequence, Stride
 
 NAME = "stridelm"
 _PARTS = ("model", "adapter", "draft_model", "heads")
@@ -144,6 +145,7 @@ class StrideLM(TemplateLM):
             texts[number] = "".join(stride.text for stride in strides)
             self.stats.tokens += sequences[number].stats.tokens
             self.stats.forwards += sequences[number].stats.forwards
+            self.stats.own_forwards += sequences[number].stats.own_forwards
             self.cache_hook.add_partial("generate_until", asked[number], texts[number])
         return texts
 
@@ -226,6 +228,7 @@ class StrideLM(TemplateLM):
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes into its results, beside the arguments."""
+        backend = self.model.engine.forward.backend
         return {
             "decoder": self.decode.decoder,
             "model_fingerprint": self.model.target.fingerprint,
@@ -233,6 +236,7 @@ class StrideLM(TemplateLM):
             "tokens": self.stats.tokens,
             "forwards": self.stats.forwards,
             "tokens_per_forward": self.stats.tokens_per_forward,
+            "path": path_in_words(backend, self.stats.forwards, self.stats.own_forwards, answers=0),
         }
 
 

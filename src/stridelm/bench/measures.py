@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from stridelm.bench.figures import Figures, SpeedUp, Spread
 from stridelm.bench.records import PHASES, Answer, Quality, Record, Report
 from stridelm.decode.cost import Cost
+from stridelm.stats import path_in_words
 
 _SURE = 0.95
 _Pair = tuple[Record, Record]
@@ -138,6 +139,7 @@ def _figures(records: list[Record], pairs: list[_Pair]) -> Figures:
         loops=sum(quality.loops for quality in qualities),
         right=_mean(quality.right for quality in qualities),
         differs=_differs(qualities),
+        path=_path(answers),
         decode_speed=spread(_known(map(decode_speed, answers))),
         decode_speed_up=speed_up(pairs, decode_speed),
     )
@@ -169,6 +171,17 @@ def _phases(answers: list[Answer]) -> dict[str, float]:
     if not seconds:
         return {}
     return {name: sum(answer.phases.get(name, 0.0) for answer in told) / seconds for name in PHASES}
+
+
+def _path(answers: list[Answer]) -> str | None:
+    """By the forwards of all of them; a server may answer by several backends."""
+    paths: list[str] = []
+    for backend in dict.fromkeys(answer.backend for answer in answers):
+        told = [answer for answer in answers if answer.backend == backend]
+        if backend is not None:
+            own = sum(answer.own_forwards or 0 for answer in told)
+            paths.append(path_in_words(backend, _forwards(told), own, len(told)))
+    return "; ".join(paths) or None
 
 
 def _forwards(answers: list[Answer]) -> int:

@@ -149,6 +149,8 @@ def _suite_rows(figures: list[Figures], suite: str) -> Iterator[str]:
 
 
 def _cell(column: Column, figures: Figures) -> str:
+    if column.title == "path":
+        return element("td", said(column.cell(figures)), class_="words")
     if column.cell is not text_verdict:
         return element("td", said(column.cell(figures)))
     tone = "alarm" if is_alarming(figures) else "good" if figures.identical is not None else "faint"

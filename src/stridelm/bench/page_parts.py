@@ -47,7 +47,7 @@ details{margin:.2rem 0}summary{cursor:pointer}
 .texts{width:calc(100vw - 3.5rem)}.verdict{min-width:7.5rem}
 main .wide tbody th[scope=row]{min-width:5rem}}
 """
-_OF_WORDS = ("subject", "text")
+_OF_WORDS = ("subject", "text", "path")
 """Columns that begin on the left, as words do; numbers end on the right."""
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """What a page may not hold, or nobody would see."""

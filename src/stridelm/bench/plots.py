@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stridelm.bench.figures import Figures
 from stridelm.bench.plot_style import (
+    COLOURS,
     GREY,
     INK,
     LINES,
@@ -17,7 +18,6 @@ from stridelm.bench.plot_style import (
     SETTINGS,
     Look,
     blank,
-    colour,
     headed,
     legend,
     looks,
@@ -196,6 +196,10 @@ def _plain_ticks(axes: "Axes") -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
+_PHASE_COLOURS: dict[str, str] = dict(zip(PHASES, (*COLOURS[:5], "#999999", COLOURS[5]), strict=True))
+"""One more than there are of the others: the steps of a backend's own are grey."""
+
+
 def phases(report: Report, figures: list[Figures]) -> "Figure | None":
     """What a token costs and where: stacked bars, over all suites."""
     from matplotlib.patches import Patch
@@ -217,8 +221,8 @@ def phases(report: Report, figures: list[Figures]) -> "Figure | None":
     (axes,) = panels(figure, 1, 1)
     for row, each in enumerate(found.values()):
         start, whole = 0.0, sum(each.values())
-        for place, milliseconds in enumerate(each.values()):
-            axes.barh(row, milliseconds, 0.66, left=start, color=colour(place), edgecolor=PAPER, linewidth=0.8)
+        for phase, milliseconds in each.items():
+            axes.barh(row, milliseconds, 0.66, left=start, color=_PHASE_COLOURS[phase], edgecolor=PAPER, linewidth=0.8)
             if milliseconds > 0.038 * longest:
                 axes.text(start + milliseconds / 2, row, f"{milliseconds / whole:.0%}", ha="center", va="center",
                           fontsize=8, color="#000000")  # fmt: skip
@@ -228,8 +232,8 @@ def phases(report: Report, figures: list[Figures]) -> "Figure | None":
     axes.set(xlabel="milliseconds a token", xlim=(0, 1.1 * longest))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    used = [place for place, phase in enumerate(PHASES) if any(each[phase] for each in found.values())]
-    legend(figure, [Patch(facecolor=colour(place), label=PHASES[place]) for place in used], columns=6)
+    used = [phase for phase in PHASES if any(each[phase] for each in found.values())]
+    legend(figure, [Patch(facecolor=_PHASE_COLOURS[phase], label=phase) for phase in used], columns=len(used))
     return figure
 
 

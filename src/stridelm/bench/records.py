@@ -18,9 +18,10 @@ from stridelm.files import write_bytes
 from stridelm.params import InputError
 
 VERSION = 1
-PHASES = ("draft", "forward", "head", "verify", "sampling", "rest")
-"""Where the time of our own decoders goes. The head is a part of the forward that is timed by itself; `rest` is what is
-left of the answer's time."""
+PHASES = ("draft", "forward", "head", "verify", "sampling", "steps", "rest")
+"""Where the time of our own decoders goes. The head is a part of the forward that is timed by itself; `steps` are
+those that the backend runs by itself, whole (reports of before have none); `rest` is what is left of the answer's
+time."""
 
 Checker = Callable[[str], bool]
 """Whether a text answers its question rightly."""
@@ -54,6 +55,10 @@ class Answer:
     prompt_tokens: int = 0
     forwards: int | None = None
     """Passes that wrote something; None where a subject does not tell."""
+    own_forwards: int | None = None
+    """Those of them that the backend ran by itself."""
+    backend: str | None = None
+    """What ran the model: torch, native or gpu, of a subject of ours."""
     rows: int | None = None
     """Rows of these passes, the prompt's left out."""
     drafted_by_depth: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stridelm.bench.figures import Figures
-from stridelm.bench.wording import COLUMNS, Column, is_alarming, suites_of, text_verdict
+from stridelm.bench.wording import COLUMNS, Column, is_alarming, paths_of, suites_of, text_verdict
 
 _ENDLESS = 10_000
 
@@ -35,7 +35,8 @@ class _Fitting:
             columns.remove(last)
             shown = _table(self.figures, columns)
         yield shown
-        yield from (Text(line, style="dim") for line in _notes(self.figures))
+        names_paths = any(column.title == "path" for column in columns)
+        yield from (Text(line, style="dim") for line in _notes(self.figures, names_paths))
 
 
 def _table(figures: list[Figures], columns: list[Column]) -> Table:
@@ -62,10 +63,13 @@ def _cell(column: Column, figures: Figures) -> Text:
     return Text(column.cell(figures), style=style)
 
 
-def _notes(figures: list[Figures]) -> list[str]:
+def _notes(figures: list[Figures], names_paths: bool) -> list[str]:
+    """`names_paths`: whether the table has room for them."""
     notes = ["speed-up: over the baseline, on the same question in the same round; median (95 % interval)"]
     if any(each.differs for each in figures):
         notes.append("differs: another text than plain decoding's, so its speed-up is not that of the same answer")
     if any(each.loops for each in figures):
         notes.append("loop: the answer says one thing again and again, which flatters every speculative decoder")
+    if not names_paths:
+        notes += [f"{subject} ran by {'; '.join(paths)}" for subject, paths in paths_of(figures).items()]
     return notes

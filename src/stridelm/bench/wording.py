@@ -102,8 +102,23 @@ COLUMNS = (
     Column("agrees", "share of the plain answer before the first other token", lambda each: share(each.agreement), 11),
     Column("log-\nlikelihood", "the base model's, a token, mean", lambda each: number(each.log_likelihood), 12),
     Column("memory\nGiB", "resident at most", _memory, 9),
+    Column(
+        "path",
+        "what ran: the backend, and whether it ran whole steps by itself (own steps) or the host took part in each",
+        lambda each: each.path or NOTHING,
+        15,
+    ),
     Column("answers", "questions times rounds", lambda each: str(each.answers), 14),
 )
+
+
+def paths_of(figures: list[Figures]) -> dict[str, list[str]]:
+    """By subject, every path that its answers took, as far as it tells."""
+    paths: dict[str, list[str]] = {}
+    for each in figures:
+        if each.path is not None and each.path not in paths.setdefault(each.subject, []):
+            paths[each.subject].append(each.path)
+    return paths
 
 
 def suites_of(figures: list[Figures]) -> list[str]:

@@ -12,6 +12,7 @@ from stridelm.chat.speaker import Messages, Report
 from stridelm.model.encode import PromptTooLong
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings
+from stridelm.stats import path_in_words
 
 _ONE_TOKEN = SamplingParams(max_tokens=1)
 
@@ -92,6 +93,7 @@ class LocalReply:
             decoder=self._answer.decoder,
             exact=self._model.is_exact(sequence, self._answer.decoder),
             exact_to=self._model.target.description,
+            path=path_in_words(self._model.engine.forward.backend, stats.forwards, stats.own_forwards),
             finish_reason=sequence.finish_reason,
         )
 

@@ -134,6 +134,9 @@ class RemoteReply:
             decoder=_kept(stride.get("decoder"), str),
             exact=_kept(stride.get("exact"), bool),
             exact_to=_kept(stride.get("exact_to"), str),
+            path=_kept(stride.get("path"), str),
+            backend=_kept(stride.get("backend"), str),
+            own_forwards=_kept(stride.get("own_forwards"), int),
             finish_reason=self._finish_reason,
         )
 

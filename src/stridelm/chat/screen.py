@@ -101,6 +101,8 @@ def summary(report: Report, *, is_interrupted: bool = False) -> str:
         parts.append(f"first after {report.first * 1e3:.0f} ms")
     if report.tokens_per_forward is not None:
         parts.append(f"{report.tokens_per_forward:.2f} per forward")
+    if report.path is not None:
+        parts.append(report.path)
     if report.exact is not None:
         parts.append("exact" if report.exact else "not exact")
     if report.finish_reason == "length":

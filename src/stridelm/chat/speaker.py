@@ -27,6 +27,11 @@ class Report:
     decoder: str | None = None
     exact: bool | None = None
     exact_to: str | None = None
+    path: str | None = None
+    """What ran: the backend, and whose steps."""
+    backend: str | None = None
+    own_forwards: int | None = None
+    """Forwards that the backend ran by itself."""
     prompt_tokens: int | None = None
     finish_reason: str | None = None
 
@@ -52,12 +57,19 @@ def total(reports: Iterable[Report]) -> Report:
         tokens=_sum([report.tokens for report in reports]),
         forwards=sum(report.forwards or 0 for report in told) if len(told) == len(reports) else None,
         histogram=histogram,
+        path=_common([report.path for report in reports]),
     )
 
 
 def _sum(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def _common(paths: list[str | None]) -> str | None:
+    """Several ones are all named, as long as every answer has one."""
+    named = [path for path in dict.fromkeys(paths) if path is not None]
+    return "; ".join(named) if None not in paths and named else None
 
 
 class Reply(Protocol):

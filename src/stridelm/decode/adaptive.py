@@ -9,7 +9,7 @@ from stridelm.contracts import Gate
 from stridelm.decode.autoregressive import ending, finite, next_block, reads_on
 from stridelm.draft.block import read_chain
 from stridelm.layout import make_block
-from stridelm.sampling import confidence, drawer, likeliest
+from stridelm.sampling import Drawer, confidence, drawer, likeliest
 from stridelm.types import ROOT, Alternatives, Block, Commit, Output, Sequence
 
 SOURCE = "mask"
@@ -41,14 +41,16 @@ class Adaptive:
             return next_block(sequence)
         return make_block(sequence.cached, sequence.tokens[sequence.cached :], anchors=[ROOT], masks=masks)
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        return [self._decide(*each) for each in zip(sequences, blocks, outputs, strict=True)]
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = drawer
+    ) -> list[Commit]:
+        return [self._decide(*each, drawer) for each in zip(sequences, blocks, outputs, strict=True)]
 
-    def _decide(self, sequence: Sequence, block: Block, output: Output) -> Commit:
+    def _decide(self, sequence: Sequence, block: Block, output: Output, drawer: Drawer) -> Commit:
         pending = tuple(range(block.pending))
         if not block.wanted:
             return Commit(kept=pending)
-        tokens, probabilities = zip(*self._leading_run(sequence, block, output), strict=True)
+        tokens, probabilities = zip(*self._leading_run(sequence, block, output, drawer), strict=True)
         return Commit(
             kept=pending,
             tokens=tokens,
@@ -58,11 +60,11 @@ class Adaptive:
             alternatives=self._alternatives(sequence, block, output, len(tokens)),
         )
 
-    def _leading_run(self, sequence: Sequence, block: Block, output: Output) -> list[tuple[int, float]]:
+    def _leading_run(self, sequence: Sequence, block: Block, output: Output, drawer: Drawer) -> list[tuple[int, float]]:
         """Tokens and their confidence up to the first that lacks it, or that ends the text. The first is the model's
         own, and always stands."""
         run: list[tuple[int, float]] = []
-        for token, probability in _positions(self.gate, sequence, block, output):
+        for token, probability in _positions(self.gate, sequence, block, output, drawer):
             finite((probability,))
             is_confident = probability >= self.threshold
             if is_confident or not run:
@@ -74,7 +76,7 @@ class Adaptive:
     def _alternatives(self, sequence: Sequence, block: Block, output: Output, count: int) -> tuple[Alternatives, ...]:
         """What the last pending row and the masks might have said by themselves, before the sequential head."""
         rows = [0, *range(block.mask_outputs(ROOT).start, block.mask_outputs(ROOT).stop)] if block.masks else [0]
-        return likeliest(output.logits_WV[rows[:count]], sequence.alternatives)
+        return likeliest(output.logits_WV[rows[:count]], max(sequence.alternatives, sequence.optional_alternatives))
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
@@ -85,7 +87,9 @@ class Adaptive:
         """Nothing to forget."""
 
 
-def _positions(gate: Gate, sequence: Sequence, block: Block, output: Output) -> Iterator[tuple[int, float]]:
+def _positions(
+    gate: Gate, sequence: Sequence, block: Block, output: Output, drawer: Drawer
+) -> Iterator[tuple[int, float]]:
     """Position by position what is drawn, and its probability: the last pending row's, then each mask's."""
     logits_1V = output.logits_WV[:1]
     first = drawer(logits_1V, sequence)(0, sequence.tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from stridelm.arrays import pick_rows
 from stridelm.layout import make_block
 from stridelm.params import InputError
-from stridelm.sampling import confidence, drawer, likeliest
+from stridelm.sampling import Drawer, confidence, drawer, likeliest
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, FinishReason, Output, Sequence
 from stridelm.verify import grammatical, proposals, walk
 
@@ -22,8 +22,10 @@ class Autoregressive:
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [next_block(sequence) for sequence in sequences]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        return decide_all(sequences, blocks, outputs)
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = drawer
+    ) -> list[Commit]:
+        return decide_all(sequences, blocks, outputs, drawer=drawer)
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
@@ -80,12 +82,16 @@ def _useful(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int
 
 
 def decide_all(
-    sequences: list[Sequence], blocks: list[Block], outputs: list[Output], tolerance: float = 0.0
+    sequences: list[Sequence],
+    blocks: list[Block],
+    outputs: list[Output],
+    tolerance: float = 0.0,
+    drawer: Drawer = drawer,
 ) -> list[Commit]:
-    return [decide(*each, tolerance) for each in zip(sequences, blocks, outputs, strict=True)]
+    return [decide(*each, tolerance, drawer) for each in zip(sequences, blocks, outputs, strict=True)]
 
 
-def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 0.0) -> Commit:
+def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 0.0, drawer: Drawer = drawer) -> Commit:
     """Walk the block's tree with the sequence's own draws. Wanted row 0 is the last pending, row i + 1 is node i."""
     pending = tuple(range(block.pending))
     if not block.wanted:
@@ -109,7 +115,7 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
         sources=(*(tree.sources[node] for node in accepted), "model")[: len(tokens)],
         confidence=finite(confidence(drawn_WV, tokens, log_sums_W)),
         finish_reason=ending(sequence, tokens),
-        alternatives=likeliest(drawn_WV, sequence.alternatives),
+        alternatives=likeliest(drawn_WV, max(sequence.alternatives, sequence.optional_alternatives)),
     )
 
 

@@ -22,6 +22,7 @@ from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.merge import merge
+from stridelm.sampling import Drawer, drawer
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import follow
 
@@ -219,8 +220,10 @@ class Planned:
     def _calibration(self, sequence: Sequence) -> Calibration:
         return self.calibrations[sequence.params.temperature > 0]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        commits = decide_all(sequences, blocks, outputs, self.tolerance)
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = drawer
+    ) -> list[Commit]:
+        commits = decide_all(sequences, blocks, outputs, self.tolerance, drawer)
         for sequence, block, output, commit in zip(sequences, blocks, outputs, commits, strict=True):
             if commit.tokens:
                 self._learn(sequence, commit)

@@ -2,7 +2,7 @@
 
 from stridelm.decode.autoregressive import finite, reads_on
 from stridelm.layout import make_block
-from stridelm.sampling import confidence, likeliest
+from stridelm.sampling import Drawer, confidence, drawer, likeliest
 from stridelm.types import Block, Commit, Output, Sequence
 
 
@@ -20,7 +20,9 @@ class Scoring:
             for sequence in sequences
         ]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = drawer
+    ) -> list[Commit]:
         return [_judge(*each) for each in zip(sequences, blocks, outputs, strict=True)]
 
     def observe(

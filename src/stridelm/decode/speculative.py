@@ -2,6 +2,7 @@
 
 from stridelm.contracts import Drafter
 from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads_on
+from stridelm.sampling import Drawer, drawer
 from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
@@ -27,8 +28,10 @@ class Speculative:
             for sequence in sequences
         ]
 
-    def commit(self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output]) -> list[Commit]:
-        return decide_all(sequences, blocks, outputs, self.tolerance)
+    def commit(
+        self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = drawer
+    ) -> list[Commit]:
+        return decide_all(sequences, blocks, outputs, self.tolerance, drawer)
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]

@@ -2,9 +2,11 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
+from weakref import WeakKeyDictionary
 
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import Decoder, TextStream
@@ -27,6 +29,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(forward.cache)
         self.own_steps = OwnSteps(forward)
+        self.ran: WeakKeyDictionary[Policy, Counter[tuple[bool, int]]] = WeakKeyDictionary()
+        """By policy: (whether the backend ran it by itself, drafts) -> forward passes that emitted tokens."""
         self._decode = Decoder(tokenizer)
         self._texts: dict[Sequence, TextStream] = {}
 
@@ -153,6 +157,7 @@ class Engine:
             stats.own_forwards += is_own
             stats.tokens += count
             stats.accepted += count - sources.count("model")
+            self.ran.setdefault(sequence.policy, Counter())[is_own, drafted] += 1
         judged = count if commit.tokens else len(commit.confidence)
         return Stride(
             tokens,
@@ -163,6 +168,7 @@ class Engine:
             commit.alternatives[:judged],
             drafted,
             Trace(block, commit.kept) if sequence.is_traced else None,
+            is_own,
         )
 
     def _read(self, sequence: Sequence, commit: Commit) -> tuple[str, int]:

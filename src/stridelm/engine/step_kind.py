@@ -10,7 +10,7 @@ from stridelm.types import Sequence
 
 ENGINE_FIELDS = frozenset({
     *("tokens", "params", "policy", "context_length", "prompt_length", "most_tokens", "cached", "allowance"),
-    *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop"),
+    *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop", "optional_alternatives"),
 })  # fmt: skip
 """Fields of SamplingParams and Sequence that the engine sees to, whoever runs the step."""
 

@@ -20,6 +20,8 @@ class TorchForward:
     """Keeps `contracts.Forward`: a transformers model with a KV cache of its own. Several of these may share a
     model."""
 
+    backend = "torch"
+
     def __init__(self, network: PreTrainedModel, cache_tokens: int, gate: TorchGate | None = None) -> None:
         """`gate` is what `attach` gave for this network, and lets steps hold mask rows."""
         self.network = network
@@ -79,7 +81,7 @@ class TorchForward:
         device = self.network.device
         place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_entry("model name")
         has_products = few_rows.library() is not None
-        return "torch", self.network.dtype, place, torch.get_num_threads(), torch.__version__, has_products
+        return self.backend, self.network.dtype, place, torch.get_num_threads(), torch.__version__, has_products
 
     def with_cache(self, tokens: int) -> "TorchForward":
         return TorchForward(self.network, tokens, self.gate)

@@ -62,7 +62,8 @@ class Generation:
             sequence.choice = choice
             sequence.grammar = None if start is None else start()
             sequence.is_traced = self._request.options.trace
-            sequence.alternatives = max(self._alternatives or 0, ALTERNATIVES if sequence.is_traced else 0)
+            sequence.alternatives = self._alternatives or 0
+            sequence.optional_alternatives = ALTERNATIVES if sequence.is_traced else 0
             made.append(sequence)
         if self._alternatives is not None and not made[0].policy.exact:
             message = f"logprobs: the decoder {self.settings.decoder} is not exact here, so it has no base logprobs"

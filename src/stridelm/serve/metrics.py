@@ -47,6 +47,7 @@ class Metrics:
         self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
         self._forwards = self._counter("stridelm:forwards", "Forward passes of a sequence that brought tokens.")
+        self._own_forwards = self._counter("stridelm:own_forwards", "Those of them that the backend ran by itself.")
         self._first_token = self._histogram("vllm:time_to_first_token_seconds", "Time to first token.", _FIRST_TOKEN)
         self._between = self._histogram("vllm:inter_token_latency_seconds", "Time a later token took.", _BETWEEN_TOKENS)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "Time of a whole answer.", _WHOLE_REQUEST)
@@ -103,6 +104,7 @@ class Metrics:
     def _count(self, stride: Stride) -> None:
         self._generation_tokens.inc(len(stride.tokens))
         self._forwards.inc()
+        self._own_forwards.inc(stride.is_own)
         # Unverified decoders have no drafts: what their masks say is not accepted, it stands.
         if stride.drafted:
             accepted = sum(source != "model" for source in stride.sources)
@@ -137,8 +139,13 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, what, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
-        preemptions = CounterMetricFamily(
-            "vllm:num_preemptions", "Sequences that made room for others, to be read again.", labels=_LABELS
+        made_room = worker.engine.scheduler.preemptions
+        failed = worker.engine.own_steps.failures
+        counters = (
+            ("vllm:num_preemptions", "Sequences that made room for others, to be read again.", made_room),
+            ("stridelm:own_step_failures", "What failed in the backend's own steps; the host ran it again.", failed),
         )
-        preemptions.add_metric(self._labels, worker.engine.scheduler.preemptions)
-        yield preemptions
+        for name, what, value in counters:
+            counter = CounterMetricFamily(name, what, labels=_LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter

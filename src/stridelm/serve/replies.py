@@ -9,6 +9,7 @@ from stridelm.serve.context import Context
 from stridelm.serve.generation import Plan
 from stridelm.serve.schema import TextRequest
 from stridelm.serve.trace import Forward
+from stridelm.stats import path_in_words
 from stridelm.types import Stride
 
 
@@ -18,7 +19,7 @@ class Report:
     def __init__(self, context: Context, request: TextRequest, plan: Plan, prompts: list[list[int]]) -> None:
         self._context, self._request, self._plan = context, request, plan
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self._drafted = 0
+        self._drafted = self._own_forwards = self._answers = 0
         self._lengths: list[int] = []
         """Tokens of every forward pass, in the order in which they came."""
         self._steps: Counter[int] = Counter()
@@ -26,6 +27,8 @@ class Report:
 
     def add(self, stride: Stride) -> None:
         self._lengths.append(len(stride.tokens))
+        self._own_forwards += stride.is_own
+        self._answers += stride.finish_reason is not None
         if stride.drafted:
             self._drafted += stride.drafted
             self._steps[sum(source != "model" for source in stride.sources)] += 1
@@ -70,13 +73,18 @@ class Report:
         }
 
     def _stride(self) -> dict[str, Any]:
+        """Asked when all answers are whole."""
+        forwards, own, backend = len(self._lengths), self._own_forwards, self._context.model.engine.forward.backend
         return {
             "exact": self._plan.is_exact,
             "exact_to": self._context.exact_to,
             "decoder": self._plan.settings.decoder,
+            "path": path_in_words(backend, forwards, own, self._answers),
+            "backend": backend,
             "seed": self._plan.seed,
-            "forwards": len(self._lengths),
-            "tokens_per_forward": sum(self._lengths) / len(self._lengths) if self._lengths else 0.0,
+            "forwards": forwards,
+            "own_forwards": own,
+            "tokens_per_forward": sum(self._lengths) / forwards if forwards else 0.0,
             "lengths": self._lengths,
         }
 

@@ -6,18 +6,20 @@ from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Block, RowKind, Stride
 
 ALTERNATIVES = 8
-"""Likeliest tokens that are named at each emitted one."""
+"""Likeliest tokens that are named at each emitted one, where the host ran the step."""
 Forward = dict[str, Any]
 """What one forward pass ran, as a reply tells it."""
 
 
 def traced(stride: Stride, choice: int, vocabulary: Vocabulary) -> Forward:
-    """One forward pass. Rows are numbered as they stand; a parent of -1 is the text that was read before."""
+    """One forward pass. Rows are numbered as they stand; a parent of -1 is the text that was read before. A step that
+    the backend ran by itself does not say how likely it held its drafts, nor what else might have been said."""
     assert stride.trace is not None
     block, kept = stride.trace.block, set(stride.trace.kept)
     drafts = range(block.pending, block.pending + len(block.tree))
     return {
         "choice": choice,
+        "is_own": stride.is_own,
         "rows": [_row(block, row, vocabulary) for row in range(len(block))],
         "accepted": [row for row in drafts if row in kept],
         "rejected": [row for row in drafts if row not in kept],
@@ -34,7 +36,7 @@ def _row(block: Block, row: int, vocabulary: Vocabulary) -> dict[str, Any]:
         "parent": block.parents[row],
         "token": None if is_mask else block.tokens[row],
         "text": None if is_mask else vocabulary.text(block.tokens[row]),
-        "probability": block.tree.scores[node] if is_draft else None,
+        "probability": block.tree.scores[node] if is_draft and block.tree.scores else None,
         "drafter": block.tree.sources[node] if is_draft else None,
     }
 

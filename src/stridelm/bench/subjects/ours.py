@@ -55,6 +55,7 @@ class Ours:
             "decoder": settings.decoder,
             "settings": changed_fields(settings),
             "exact": None,
+            "backend": model.engine.forward.backend,
             "exact_to": model.target.description,
         }
         self._model, self._settings, self._params, self._head_cost = model, settings, params, head_cost
@@ -87,6 +88,8 @@ class Ours:
             seconds=seconds,
             prompt_tokens=stats.prompt_tokens,
             forwards=stats.forwards,
+            own_forwards=stats.own_forwards,
+            backend=model.engine.forward.backend,
             rows=stats.rows - (stats.prompt_tokens - stats.reused),
             drafted_by_depth=drafted,
             accepted_by_depth=accepted,

@@ -7,6 +7,7 @@
     sampling   the draws from the model's own rows
     verify     the rest of the policy's `commit`: the walk over the tree, the model's confidence, what the planner
                learns, and the masks that the next drafts come from
+    steps      whole steps that the backend runs by itself: where such a step spends its time nobody outside can tell
     rest       what is left: the prompt's tokens, scheduling, the cache, the text
 
 Together they are the answer's seconds.
@@ -17,11 +18,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 from stridelm.contracts import Forward, Policy
-from stridelm.decode import adaptive, autoregressive
 from stridelm.engine.engine import Engine
+from stridelm.engine.own_steps import Outcome, OwnSteps
 from stridelm.model.kv_cache import Table
 from stridelm.sampling import Draw, drawer
 from stridelm.types import Array, Output, Rows, Sequence
@@ -81,6 +83,7 @@ class Watch:
             "head": head,
             "verify": max(0.0, self.seconds["commit"] - self.seconds["sampling"]),
             "sampling": self.seconds["sampling"],
+            "steps": self.seconds["steps"],
         }
         return phases | {"rest": max(0.0, seconds - sum(phases.values()))}
 
@@ -93,7 +96,7 @@ class _WatchedPolicy:
         self.needed_rows, self.spare_rows = policy.needed_rows, policy.spare_rows
         self.own_drafts = policy.own_drafts
         self.plan = watch.timed("draft", policy.plan)
-        self.commit = watch.timed("commit", policy.commit)
+        self.commit = watch.timed("commit", partial(policy.commit, drawer=partial(_timed_drawer, watch)))
         self.observe = watch.timed("draft", policy.observe)
         self.release = policy.release
 
@@ -118,20 +121,37 @@ class _WatchedForward:
         return outputs
 
 
+class _WatchedOwnSteps:
+    """Steps that the backend runs by itself, timed; all else is the other's own."""
+
+    def __init__(self, own_steps: OwnSteps, watch: Watch) -> None:
+        self._own_steps, self._watch = own_steps, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own_steps, name)
+
+    def step(self, batch: list[Sequence]) -> Outcome:
+        started = time.perf_counter()
+        outcome = self._own_steps.step(batch)
+        if outcome.count:  # or finding out that the host must run the step would look like one
+            self._watch.seconds["steps"] += time.perf_counter() - started
+        return outcome
+
+
+def _timed_drawer(watch: Watch, logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
+    """Plain greedy rows are decided when it is made, the others when it is asked."""
+    return watch.timed("sampling", watch.timed("sampling", drawer)(logits_WV, sequence, tolerance))
+
+
 @contextmanager
 def watched(engine: Engine, sequence: Sequence) -> Iterator[Watch]:
     """Watch an answer that the engine does not know of yet, and no other one, until the end of the block."""
     watch = Watch()
-    forward, policy = engine.forward, sequence.policy
-
-    def watched_drawer(logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
-        return watch.timed("sampling", watch.timed("sampling", drawer)(logits_WV, sequence, tolerance))
-
+    forward, own_steps, policy = engine.forward, engine.own_steps, sequence.policy
     engine.forward = cast(Forward, _WatchedForward(forward, watch))
+    engine.own_steps = cast(OwnSteps, _WatchedOwnSteps(own_steps, watch))
     sequence.policy = _WatchedPolicy(policy, watch)
-    autoregressive.drawer = adaptive.drawer = watched_drawer
     try:
         yield watch
     finally:
-        autoregressive.drawer = adaptive.drawer = drawer
-        engine.forward, sequence.policy = forward, policy
+        engine.forward, engine.own_steps, sequence.policy = forward, own_steps, policy

@@ -72,6 +72,8 @@ class Server:
             seconds=seconds,
             prompt_tokens=report.prompt_tokens or 0,
             forwards=report.forwards,
+            own_forwards=report.own_forwards,
+            backend=report.backend,
         )
         return answer, report
 

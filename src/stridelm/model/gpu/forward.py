@@ -23,6 +23,8 @@ _SPARE_ROWS = 1024
 class GpuForward:
     """A model's weights with a cache of its own. Several of these may share the weights."""
 
+    backend = "gpu"
+
     def __init__(
         self,
         network: PreTrainedModel,
@@ -107,7 +109,7 @@ class GpuForward:
     @property
     def identity(self) -> tuple[object, ...]:
         place = torch.cuda.get_device_name() if self.weights.device.type == "cuda" else "interpreter"
-        return "gpu", self.weights.dtype, place, torch.__version__, triton.__version__
+        return self.backend, self.weights.dtype, place, torch.__version__, triton.__version__
 
     def with_cache(self, tokens: int) -> "GpuForward":
         return GpuForward(self.network, self.weights, tokens, self.gate, captures=self.captures)

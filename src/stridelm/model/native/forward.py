@@ -24,6 +24,8 @@ _NONE = np.zeros(0, np.float32)
 class NativeForward:
     """A packed model with a KV cache of its own. Several of these may share the weights."""
 
+    backend = "native"
+
     def __init__(self, weights: Weights, cache_tokens: int) -> None:
         self.weights = weights
         self.memory = NativeMemory(weights.shape, blocks_for(cache_tokens))
@@ -38,7 +40,7 @@ class NativeForward:
     def identity(self) -> tuple[object, ...]:
         """What its speed depends on."""
         processor, lanes = processor_entry("model name"), library().stride_lanes()
-        return "native", processor, lanes, self.weights.shape.threads, self.weights.activations
+        return self.backend, processor, lanes, self.weights.shape.threads, self.weights.activations
 
     def with_cache(self, tokens: int) -> "NativeForward":
         return NativeForward(self.weights, tokens)

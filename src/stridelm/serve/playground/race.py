@@ -25,6 +25,7 @@ from stridelm.serve.sse import EventStream
 from stridelm.serve.trace import traced
 from stridelm.serve.vocabulary import Vocabulary
 from stridelm.settings import PLAIN
+from stridelm.stats import path_in_words
 from stridelm.types import Sequence, Stride
 
 _MOST, _FEW = 256, 64
@@ -127,7 +128,7 @@ async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary
     check_queue(context, len(sequences), "messages")
     start = _start(context, sequences, plans)
     race = Race(context.worker, sequences)
-    return EventStream(start, _chunks(race, vocabulary), race.close, context.settings)
+    return EventStream(start, _chunks(race, sequences, context, vocabulary), race.close, context.settings)
 
 
 def _check_room(context: Context, prompt: list[int], max_tokens: int) -> None:
@@ -143,6 +144,7 @@ def _start(context: Context, sequences: list[Sequence], plans: list[Plan]) -> di
     return {
         "model": context.name,
         "exact_to": context.exact_to,
+        "backend": context.model.engine.forward.backend,
         "prompt_tokens": sequences[0].prompt_length,
         "seed": plans[0].seed,
         "others": context.worker.running + context.worker.waiting,
@@ -150,12 +152,18 @@ def _start(context: Context, sequences: list[Sequence], plans: list[Plan]) -> di
     }
 
 
-async def _chunks(race: Race, vocabulary: Vocabulary) -> AsyncIterator[dict[str, Any]]:
+async def _chunks(
+    race: Race, sequences: list[Sequence], context: Context, vocabulary: Vocabulary
+) -> AsyncIterator[dict[str, Any]]:
+    backend = context.model.engine.forward.backend
     async for lane, seconds, stride in race.moments():
+        stats = sequences[lane].stats
+        path = path_in_words(backend, stats.forwards, stats.own_forwards) if stride.finish_reason else None
         yield {
             "lane": lane,
             "seconds": seconds,
             "text": stride.text,
             "finish_reason": stride.finish_reason,
+            "path": path,
             "forward": traced(stride, lane, vocabulary),
         }

@@ -53,6 +53,7 @@ def _about(context: Context) -> dict[str, Any]:
         "version": stridelm.__version__,
         "model": context.name,
         "exact_to": context.exact_to,
+        "backend": context.model.engine.forward.backend,
         "max_model_len": context.model.max_length,
         "largest_k": LARGEST_K,
         "decoders": [{"name": name, "what": DECODERS[name], "takes": TAKES[name]} for name in decoders(context.model)],

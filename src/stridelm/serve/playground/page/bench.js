@@ -168,7 +168,7 @@ function mainTable({ baseline }, figures) {
 
 function cell(each, baseline) {
   if (!each) return "not asked";
-  const { speed_up: up, subject, first, tokens_per_forward: pace } = each;
+  const { speed_up: up, subject, first, tokens_per_forward: pace, path } = each;
   const isOver = up && subject !== baseline;
   const range = isOver ? `${fixed(up.low)}-${fixed(up.high)}` : up ? "baseline" : "no speed-up";
   return [
@@ -181,5 +181,6 @@ function cell(each, baseline) {
     element("div", { class: isAlarming(each) ? "bench-alarm" : "bench-same" }, `text: ${textVerdict(each)}`),
     element("div", {}, pace === null ? "tokens/forward unknown" : `${fixed(pace)} tokens/forward`),
     element("div", {}, `first after ${milliseconds(first.median)} ms`),
+    path && element("div", { class: "faint" }, `ran by ${path}`),
   ];
 }

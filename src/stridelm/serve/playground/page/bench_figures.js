@@ -1,7 +1,7 @@
 // From a bench report to figures: what of src/stridelm/bench/measures.py and plots.py the page shows, in the same
 // words, so that a test can hold one against the other. No DOM here.
 
-export const PHASES = ["draft", "forward", "head", "verify", "sampling", "rest"];
+export const PHASES = ["draft", "forward", "head", "verify", "sampling", "steps", "rest"];
 const SURE = 0.95;
 const CURVE_POINTS = 300;
 
@@ -101,7 +101,20 @@ function figuresOf(records, pairs) {
     departs_at: median(qualities.filter((quality) => !quality.identical).map((quality) => quality.departs_at)),
     loops: qualities.filter((quality) => quality.loops).length,
     differs: differs(qualities),
+    path: pathOf(answers),
   };
+}
+
+/** What ran: the backend and whose steps, in the words of src/stridelm/stats.py; null where nobody tells. */
+function pathOf(answers) {
+  const paths = distinct(answers.map((answer) => answer.backend)).flatMap((backend) => {
+    const told = answers.filter((answer) => answer.backend === backend);
+    const [forwards, own] = [forwardsOf(told), total(told.map((answer) => answer.own_forwards ?? 0))];
+    const mixed = `own steps for ${own} of ${forwards} forwards`;
+    const steps = !own ? "host's steps" : forwards - own <= told.length ? "own steps" : mixed;
+    return backend === null ? [] : [`${backend}, ${steps}`];
+  });
+  return paths.join("; ") || null;
 }
 
 /** By depth, from 1: the share of drafts that stood, of those looked at. */
@@ -111,7 +124,7 @@ function acceptance(answers) {
   return range(depths).map((depth) => ratio(sum("accepted_by_depth", depth), sum("drafted_by_depth", depth)) ?? 0);
 }
 
-/** What a token costs by phase, in milliseconds over all suites: [{ subject, parts: [six numbers] }]. */
+/** What a token costs by phase, in milliseconds over all suites: [{ subject, parts: [a number a phase] }]. */
 export function phaseCosts(report, subjects) {
   return subjects.flatMap((subject) => {
     const own = report.records.filter((record) => record.subject === subject).map((record) => record.answer);

@@ -147,14 +147,15 @@ function phases(report, figures) {
     return { label: subject, whole, said: `${fixed(whole, 1)} ms`, parts: parts.map(part) };
   });
   const axis = linearAxis(0, largest(rows.map((row) => row.whole)), { count: 6, tight: true });
+  const shown = range(PHASES.length).filter((at) => costs.some(({ parts }) => parts[at]));
   return chartFigure({
     caption: "Where the time goes",
     note: "What a token costs, by phase, over all suites: shorter is faster, and the widest part is what to work on.",
-    legend: legend(PHASES.map((label, at) => ({ label, look: { colour: at }, as: "bar" }))),
+    legend: legend(shown.map((at) => ({ label: PHASES[at], look: { colour: at }, as: "bar" }))),
     drawings: [rowsPanel({ rows, axis, draw: stack, across: 620, xTitle: "milliseconds a token" })],
     table: {
-      head: ["Milliseconds a token", ...PHASES, "whole"],
-      rows: costs.map(({ subject, parts }, at) => [subject, ...parts.map((value) => fixed(value)), rows[at].said]),
+      head: ["Milliseconds a token", ...shown.map((at) => PHASES[at]), "whole"],
+      rows: costs.map(({ subject, parts }, at) => [subject, ...shown.map((one) => fixed(parts[one])), rows[at].said]),
     },
   });
 }

@@ -73,6 +73,8 @@ const ANSWER = shape({
   stride_seconds: list(amount),
   seconds: amount,
   forwards: or(null, amount),
+  own_forwards: or(null, amount),
+  backend: or(null, text),
   drafted_by_depth: or([], list(amount, MOST_DEPTHS)),
   accepted_by_depth: or([], list(amount, MOST_DEPTHS)),
   phases: or({}, named(amount)),

@@ -1,7 +1,7 @@
 // The card of a stride: how sure the model was, who proposed what, what else might have been said, what was rejected.
 
 import { byId, element } from "./dom.js";
-import { label, percent, plural, sourceInWords } from "./words.js";
+import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
 
 const ALTERNATIVES = 4;
 const REJECTED = 8;
@@ -74,6 +74,7 @@ function content(number, forward) {
       ` from ${rows.length} rows; ${drafted ? `${accepted.length} of ${drafted} drafts accepted` : "no drafts"}`,
     ),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, emitted.map(tokenRow))),
+    forward.is_own ? element("p", { class: "faint" }, NO_ALTERNATIVES) : null,
     rejected.length ? rejectedLine(rejected.map((row) => rows[row])) : null,
   ].filter(Boolean);
 }

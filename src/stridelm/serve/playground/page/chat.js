@@ -86,7 +86,7 @@ async function answer(body) {
   const place = element("div", { class: "strides" });
   const item = show("assistant", place);
   const text = new StrideText(place, "The answer, as strides");
-  const run = { name: "Chat, last answer", decoder: body.stride.decoder, forwards: [] };
+  const run = { name: "Chat, last answer", decoder: body.stride.decoder, path: "", forwards: [] };
   const drawn = gathered((strides) => {
     const isFollowed = isAtEnd();
     text.add(strides);
@@ -108,6 +108,7 @@ async function answer(body) {
       for (const forward of stride?.trace ?? []) drawn.add({ text: written, finish_reason, forward });
       if (!finish_reason) continue;
       how = ending(finish_reason, stride);
+      run.path = stride.path;
       asked = { ...body, seed: stride.seed };
     }
   } catch (problem) {
@@ -125,7 +126,7 @@ async function answer(body) {
 
 function ending(reason, stride) {
   const why = reason === "length" ? "the limit of tokens was reached" : "the model ended";
-  return `${why}; seed ${stride.seed}; ${stride.exact ? "exact" : "not exact"}`;
+  return `${why}; seed ${stride.seed}; ${stride.exact ? "exact" : "not exact"}; ran by ${stride.path}`;
 }
 
 function show(role, content) {

@@ -151,7 +151,8 @@ function legendList() {
       "p",
       { class: "faint" },
       "A row sees the text and its ancestors, nothing else. ",
-      "+1, +2: so many tokens ahead. Below a draft: how sure its drafter was, and which one.",
+      "+1, +2: so many tokens ahead. Below a draft: how sure its drafter was, and which one; ",
+      "a backend that drafts in its own steps does not say how sure.",
     ),
     element(
       "ul",

@@ -4,7 +4,7 @@ import { columnChart } from "./charts.js";
 import { drawing, element, visible } from "./dom.js";
 import { acceptanceByDepth, runFigures, strideLengths } from "./hood_figures.js";
 import { readRows } from "./hood_rows.js";
-import { label, percent, plural, sourceInWords } from "./words.js";
+import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
 
 // Less than this is said as "0.0 %", which is not worth a bar.
 const LEAST_SHARE = 0.0005;
@@ -14,7 +14,7 @@ const faint = (...children) => element("span", { class: "faint" }, ...children);
 /** The tokens of a forward, each with what else could have stood there. */
 export function emittedTokens(forward) {
   if (!forward.emitted.length) return faint("This forward read text; it emitted nothing.");
-  return element(
+  const tokens = element(
     "ol",
     { class: "hood-tokens" },
     forward.emitted.map((token) =>
@@ -31,6 +31,7 @@ export function emittedTokens(forward) {
       ),
     ),
   );
+  return forward.is_own ? element("div", {}, faint(NO_ALTERNATIVES), tokens) : tokens;
 }
 
 /** The alternatives, and always the chosen token. */
@@ -56,7 +57,7 @@ const COLUMNS = ["Row", "Kind", "Parent", "Token", "Probability", "Drafter", "Wh
 
 /** Every row of a forward: the drawing as a table. */
 export function rowTable(forward) {
-  const share = ({ probability }) => (probability === null ? "" : percent(probability));
+  const share = ({ probability, drafter }) => (probability !== null ? percent(probability) : drafter ? "not told" : "");
   const token = ({ text }) => (text === null ? "" : element("code", {}, label(text)));
   const parent = (row) => (row.parent < 0 ? "text" : row.parent);
   const cells = (row) => [row.kind, parent(row), token(row), share(row), row.drafter, row.became];
@@ -97,7 +98,7 @@ export function showText(box, run, at) {
 
 /** The figures of the run in one line. */
 export function figureLine(run) {
-  return runFigures(run.forwards).map(([name, value]) =>
+  return [...runFigures(run.forwards), ...(run.path ? [["ran by", run.path]] : [])].map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value)),
   );
 }

@@ -54,5 +54,6 @@ export function summary(forward) {
   const drafts = count("draft");
   const drafted = drafts ? `${plural(drafts, "draft")} of which ${forward.accepted.length} accepted` : "no drafts";
   const ran = `${plural(count("pending"), "pending row")}, ${drafted}, ${plural(count("mask"), "mask")}`;
-  return `${ran}; ${plural(forward.emitted.length, "token")} emitted`;
+  const by = forward.is_own ? ", by a step of the backend's own" : "";
+  return `${ran}; ${plural(forward.emitted.length, "token")} emitted${by}`;
 }

@@ -85,7 +85,7 @@ async function run() {
         continue;
       }
       last = { body, seed: said.seed, others: said.others };
-      lanes = said.lanes.map(({ decoder, exact }, number) => new Lane(decoder, exact, number));
+      lanes = said.lanes.map(({ decoder, exact }, number) => new Lane(decoder, exact, number, said.backend));
       byId("lanes").replaceChildren(...lanes.map(({ panel }) => panel));
     }
     drawn.flush();
@@ -110,11 +110,12 @@ function setRunning(isRunning) {
 
 /** One decoder's answer, its text and its counters. */
 class Lane {
-  constructor(decoder, isExact, number) {
+  constructor(decoder, isExact, number, backend) {
     const title = number ? `several: ${decoder}` : "one token at a time";
     this.isExact = isExact;
     this.seconds = 0;
-    this.run = { name: `Race, ${title}`, decoder, forwards: [] };
+    this.run = { name: `Race, ${title}`, decoder, path: backend, forwards: [] };
+    this.path = element("p", { class: "faint" }, `ran by ${backend}`);
     this.counters = COUNTERS.map(() => element("dd", {}, "\u2013"));
     const place = element("div", { class: "strides" });
     const names = COUNTERS.map((name, index) => element("div", {}, element("dt", {}, name), this.counters[index]));
@@ -123,6 +124,7 @@ class Lane {
       { class: "lane panel", "aria-label": title },
       element("h3", {}, title),
       element("dl", { class: "counters" }, names),
+      this.path,
       place,
     );
     this.text = new StrideText(place, `The answer, ${title}, as strides`);
@@ -137,6 +139,8 @@ class Lane {
     this.seconds = strides.at(-1).seconds;
     this.first ??= strides[0].seconds;
     this.run.forwards.push(...strides);
+    this.run.path = strides.at(-1).path ?? this.run.path;
+    this.path.textContent = `ran by ${this.run.path}`;
     this.text.add(strides);
     const shown = [
       (this.tokens / this.seconds).toFixed(1),

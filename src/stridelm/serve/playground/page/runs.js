@@ -1,8 +1,9 @@
 // What was generated in this window, for "Under the hood" to step through.
 //
-//   run       {name, decoder, forwards}; name: "Race, several: auto", "Chat, last answer"
+//   run       {name, decoder, path, forwards}; path: what ran, "gpu, own steps"; name: "Race, several: auto", "Chat, last answer"
 //   forwards  [{text, forward}], in their order
-//   forward   as the server traces it: {rows, accepted, rejected, emitted}
+//   forward   as the server traces it: {is_own, rows, accepted, rejected, emitted}
+//     is_own    whether the backend ran it by itself: then drafts have no probability (null), and tokens no alternatives
 //     rows      [{kind: "pending" | "draft" | "mask", parent, token, text, probability, drafter}]; parent: a row, or -1
 //     accepted, rejected   numbers of draft rows
 //     emitted   [{token, text, source, probability, alternatives: [{token, text, probability}]}]

@@ -43,7 +43,7 @@ function nodeOfRow({ row, kind, fate, became, parent, token, text, probability, 
   let note = "";
   if (kind !== "mask") facts.push(`token ${token}: ${label(text)}`);
   if (wrote !== null) facts.push((note = `wrote ${cut(label(wrote))}`));
-  if (probability !== null) facts.push((note = `${percent(probability)}  ${drafter}`));
+  if (drafter) facts.push((note = probability === null ? drafter : `${percent(probability)}  ${drafter}`));
   const words = { text: kind === "mask" ? "mask" : cut(label(text)), note, facts: facts.join("\n") };
   return { kind: fate === "unreached" ? "rejected" : fate, row, above: parent, weight: probability ?? 0, ...words };
 }
