@@ -61,7 +61,7 @@ CHAIN = ((3, 4), (3, 1), (0, 1), (3, 2))
 @pytest.fixture
 def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Subject:
     """A tiny Llama with a random adapter on the GPU backend."""
-    monkeypatch.setattr("stridelm.model.gpu.stepper._TRIALS", 1)
+    monkeypatch.setattr("stridelm.model.step_seconds._TRIALS", 1)
     monkeypatch.setattr("gpu_steps._IN_A_GRAPH", 1)
     folder = tiny_folder("llama", num_hidden_layers=1)
     adapter = random_adapter(load_tiny(folder), masks=2)

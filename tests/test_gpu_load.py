@@ -26,7 +26,7 @@ def load_tiny_model(
     """Kernels run in the interpreter here, which counts as a GPU: transformers' layers stay as they are."""
     monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: None)
     monkeypatch.setattr("stridelm.model.gpu.load.has_kernels", lambda device: True)
-    monkeypatch.setattr("stridelm.model.gpu.stepper._TRIALS", 1)
+    monkeypatch.setattr("stridelm.model.step_seconds._TRIALS", 1)
 
     def get(family: str, masks: int = 0) -> LanguageModel:
         folder = tiny_folder(family, num_hidden_layers=1)

@@ -152,10 +152,16 @@ class GpuStepper:
             for count, tokens, sure, drafts, drafted in columns
         ]
 
+    @torch.inference_mode()
     def forget(self) -> None:
+        """All places at once: rollouts have a thousand."""
         self._collected = self._launched
+        self._lengths = [0] * self.places
+        self.rooms_B.zero_()
+        self.layout.starts_B.zero_()
+        self.layout.tables_BP.fill_(self.layers.memory.spare_page)
         for place in range(self.places):
-            self.end(place)
+            self.drawing.end(place)
 
     def _step(self) -> torch.Tensor:
         """One of several graphs, by what the places' draws need and how long their texts are."""
