@@ -32,7 +32,8 @@ DASHBOARD = Path(__file__).parent.parent / "docs" / "grafana.json"
 COUNTERS = [
     "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total", "vllm:num_preemptions_total", "stridelm:forwards_total", "stridelm:own_forwards_total", "stridelm:own_step_failures_total",
+    "vllm:spec_decode_num_accepted_tokens_total", "vllm:num_preemptions_total", "stridelm:forwards_total",
+    "stridelm:own_forwards_total", "stridelm:own_step_failures_total",
 ]  # fmt: skip
 GAUGES = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
 HISTOGRAMS = [
