@@ -257,6 +257,7 @@ def test_a_step_that_is_not_replayed_is_not_judged(subject: Subject, monkeypatch
     assert row[-1].startswith("not judged")
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="what stands in for torch.compile cannot be captured as a graph")
 def test_attention_is_timed_beside_torchs_own(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.compile", lambda function, **_: function)
     subject.sizes = replace(SIZES, attention_rows=(9,), attention_contexts=(20,))

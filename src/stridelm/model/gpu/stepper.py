@@ -135,21 +135,21 @@ class GpuStepper:
         if self._events:
             self._events[slot].synchronize()
         self._collected += 1
-        counts_B, tokens_BD, sure_BD, drafts_BN = np.split(
-            self._host[slot].numpy(), np.cumsum([1, self.draws, self.draws]), axis=1
-        )
-        counts = counts_B[:, 0].tolist()
+        results = self._host[slot].numpy()
+        counts = results[:, 0].tolist()
         for place, first in enumerate(self._first_steps):
             if self._collected > first:
                 self._lengths[place] += counts[place]
-        # Places without drafts yet hold what is no token.
-        has_drafts = (drafts_BN[:, 0] >= 0).tolist() if self.drafts else [False] * self.places
-        columns = zip(
-            counts, tokens_BD.tolist(), sure_BD.view(np.float32).tolist(), drafts_BN.tolist(), has_drafts, strict=True
-        )
+        tokens_BD, sure_BD, drafts_BN = np.split(results[:, 1:], [self.draws, 2 * self.draws], axis=1)
+        sure_BD = sure_BD.view(np.float32)
+        if not self.drafts:  # rollouts have a thousand places
+            columns = zip(counts, tokens_BD[:, 0].tolist(), sure_BD[:, 0].tolist(), strict=True)
+            return [Emitted((token,), (sure,)) if count else Emitted((), ()) for count, token, sure in columns]
+        columns = zip(counts, tokens_BD.tolist(), sure_BD.tolist(), drafts_BN.tolist(), strict=True)
         return [
-            Emitted(tuple(tokens[:count]), tuple(sure[:count]), tuple(drafts) if drafted else ())
-            for count, tokens, sure, drafts, drafted in columns
+            # Places without drafts yet hold what is no token.
+            Emitted(tuple(tokens[:count]), tuple(sure[:count]), tuple(drafts) if drafts[0] >= 0 else ())
+            for count, tokens, sure, drafts in columns
         ]
 
     @torch.inference_mode()
