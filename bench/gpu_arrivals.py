@@ -30,6 +30,8 @@ FILTERS: tuple[dict[str, Any], ...] = (
     {}, {}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.7, "top_k": 40, "min_p": 0.02},
 )  # fmt: skip
 """Greedy and sampled."""
+FEWEST = 200
+"""Answers that say something."""
 LEAVES = 0.3
 """The share of users who leave before their answer is whole."""
 
@@ -63,10 +65,14 @@ class Crowd:
         self._lock = threading.Lock()
 
     def stay(self, users: int, gap: float, seconds: float) -> float:
-        """Let users come and ask for so long, then let all who are there finish or leave; how long that took."""
+        """Let users come and ask for so long, three times as long where steps are captured meanwhile and few are
+        answered; then let all who are there finish or leave. Returns how long that took."""
         began = time.perf_counter()
         present = 0
-        while (elapsed := time.perf_counter() - began) < seconds and self.worker.is_healthy:
+        while self.worker.is_healthy:
+            elapsed = time.perf_counter() - began
+            if elapsed > seconds and (len(self.answers) >= FEWEST or elapsed > 3 * seconds):
+                break
             present = max(present, min(users, 1 + int(elapsed / gap)))
             with self._lock:
                 missing = present - len(self._open)
