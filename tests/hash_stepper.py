@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -26,8 +26,10 @@ _MASK = -2
 """What a mask row, or one without a draft, leaves in the memory: nobody may read it."""
 _NO_DRAFT = -1
 
-Fault = Literal["launch", "launched", "collect", "place"]
-"""Where a step fails: before it has run or after, when it is collected, or in what it gave one of several texts."""
+Fault = Literal["make", "seconds", "begin", "end", "forget", "launch", "launched", "collect", "place"]
+"""Where a stepper fails: when it is made, timed, given a text, rid of one or of all; a step before it has run or after,
+when it is collected, or in what it gave one of several texts."""
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 @dataclass
@@ -74,6 +76,7 @@ class SteppingForward(HashForward):
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> "HashStepper":  # type: ignore[override]
         key = (drafts, places, ends)
         if key not in self.steppers:
+            self.device.fail("make")
             self.steppers[key] = HashStepper(self, *key)
         return self.steppers[key]
 
@@ -135,10 +138,12 @@ class HashStepper:
     @property
     def seconds(self) -> float:
         assert not self.in_flight and not any(text.blocks for text in self._texts), "measured while somebody is there"
+        self.device.fail("seconds")
         return 1 + self.device.row_seconds * self.drafts * self.places
 
     def begin(self, place: int, text: Continuation) -> None:
         assert text.room > 0 and text.pending >= 0
+        self.device.fail("begin")
         self.device.begins += 1
         ids = [text.pending, *[_NO_DRAFT] * self.drafts]
         self._texts[place] = _Place(text.cached, ids, text.room, list(text.blocks), text.params, text.seed, text.choice)
@@ -147,11 +152,13 @@ class HashStepper:
         self._texts[place].blocks = list(blocks)
 
     def end(self, place: int) -> None:
+        self.device.fail("end")
         self._texts[place] = _Place()
 
     def forget(self) -> None:
         self._results.clear()
         self._texts = [_Place() for _ in range(self.places)]
+        self.device.fail("forget")
 
     def launch(self) -> None:
         assert self.in_flight < self.max_in_flight

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_drafters import SomewhereRight
-from hash_stepper import Device, Drafting, HashStepper, SteppingForward, expected
+from hash_stepper import FAULTS, Device, Drafting, Fault, HashStepper, SteppingForward, expected
 from hashing_model import CONTEXT, END, VOCABULARY, answer, letters
 from stepping import step_of
 from stridelm.contracts import Policy
@@ -493,6 +493,108 @@ def test_the_host_runs_what_the_device_fails_at(caplog: pytest.LogCaptureFixture
     assert_right(*sequences)
     assert caplog.text.count("the host runs it") == 1
     assert engine.own_steps.failures == device.failed > 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_own_steps_come_back_after_a_failure(fault: Fault) -> None:
+    """One user of two leaves, so that places are given, taken back and given anew."""
+    device = Device(right=0.5, row_seconds=0.0, faults=[fault])
+    engine = engine_of(device=device)
+    staying, leaving = (make(prompt, max_tokens=80) for prompt in prompts(2, least=80))
+    engine.add(staying)
+    engine.add(leaving)
+    for _ in range(6):
+        step_of(engine)
+    engine.remove(leaving)
+    for _ in range(6):
+        step_of(engine)
+    assert device.failed == 1
+    own = staying.stats.own_forwards
+    finish(engine, staying)
+    assert_right(staying)
+    # Steps that could not be made are not tried again: all others are.
+    assert (staying.stats.own_forwards > own) == (fault != "make")
+
+
+def test_a_stepper_that_fails_always_is_tried_more_and_more_seldom() -> None:
+    device = Device(faults=["launch"] * 1000)
+    engine = engine_of(device=device)
+    sequence = make(prompts(1, least=120)[0], PLAIN, max_tokens=120)
+    finish(engine, sequence)
+    assert_right(sequence)
+    # The host runs 1, 2, 4, ... steps in between: of 119 steps 7 are tried.
+    assert device.failed == 7 and sequence.stats.own_forwards == 0
+
+
+def test_one_text_that_fails_costs_nobody_else_a_step() -> None:
+    device = Device(right=0.0, row_seconds=1.0)
+    engine = engine_of(device=device)
+    sequences = [make(prompt, PLAIN) for prompt in prompts(4)]
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(5):
+        step_of(engine)
+    device.faults = ["place"]
+    finish(engine, *sequences)
+    assert_right(*sequences)
+    assert sorted(sequence.stats.forwards - sequence.stats.own_forwards for sequence in sequences) == [1, 1, 1, 2]
+
+
+def test_steps_that_obey_less_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend whose steps with drafts are greedy only: a sequence at a temperature has none."""
+    made = SteppingForward.stepper
+
+    def greedy_drafts(self: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> HashStepper:
+        stepper = made(self, drafts, places, ends)
+        if drafts:
+            stepper.obeys = GpuStepper.obeys - {"temperature"}
+        return stepper
+
+    monkeypatch.setattr(SteppingForward, "stepper", greedy_drafts)
+    engine = engine_of(device=Device(right=1.0, row_seconds=0.0))
+    sequence = Sequence(prompts(1)[0], SamplingParams(30, 0.8, seed=2), SELF, ENDS, CONTEXT)
+    finish(engine, sequence)
+    assert_right(sequence)
+    assert sequence.stats.own_forwards > 0 and sequence.stats.drafted == 0
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3, 5])
+def test_there_is_room_for_all_steps_in_flight(max_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SteppingForward.stepper
+
+    def deeper(self: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> HashStepper:
+        stepper = made(self, drafts, places, ends)
+        stepper.max_in_flight = max_in_flight
+        return stepper
+
+    monkeypatch.setattr(SteppingForward, "stepper", deeper)
+    engine = engine_of(24, Device(right=1.0, row_seconds=0.0))
+    sequences = [make(prompt, max_tokens=60) for prompt in prompts(3, least=60)]
+    finish(engine, *sequences)
+    assert_right(*sequences)
+    assert all(sequence.stats.own_forwards > 5 for sequence in sequences)
+
+
+@pytest.mark.parametrize("length", [1, 17, 33])
+def test_an_answers_first_token_is_the_hosts(length: int) -> None:
+    """Also where the cache holds all of the prompt but its last token."""
+    engine = engine_of()
+    first, second = (make(prompts(1, length=length)[0]) for _ in range(2))
+    for sequence in (first, second):
+        finish(engine, sequence)
+        assert_right(sequence)
+        assert sequence.stats.own_forwards == sequence.stats.forwards - 1
+    assert second.stats.reused == length - 1
+
+
+def test_loops_do_not_hold_on_to_what_has_ended() -> None:
+    engine = engine_of(256)
+    crowd = [make(prompt) for prompt in prompts(9)]
+    finish(engine, *crowd)
+    last = make(prompts(1)[0], PLAIN)
+    finish(engine, last)
+    held = {text.sequence for loop in engine.own_steps._loops.values() for text in loop.texts if text is not None}
+    assert held <= {last}
 
 
 def test_nobody_is_left_after_a_reset() -> None:

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from conftest import COST
-from hash_stepper import Device, Drafting, Fault, SteppingForward, expected
+from hash_stepper import FAULTS, Device, Drafting, Fault, SteppingForward, expected
 from hashing_model import CONTEXT, END, HashGate, letters
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
@@ -136,7 +136,7 @@ class Users(RuleBasedStateMachine):
     def change_subject(self, right: float) -> None:
         self.device.right = right
 
-    @rule(fault=st.sampled_from(["launch", "launched", "collect", "place"]))
+    @rule(fault=st.sampled_from(FAULTS))
     def break_next(self, fault: Fault) -> None:
         self.device.faults.append(fault)
 

@@ -207,7 +207,7 @@ class Continuation:
     blocks: Items[int]
     """Of the cache, that are the text's."""
     params: SamplingParams = GREEDY
-    """Those that the stepper obeys; whoever sets others takes the host's steps."""
+    """Those that the stepper obeys; a sequence that sets others takes the host's steps."""
     seed: int = 0
     choice: int = 0
 
@@ -314,7 +314,8 @@ class Drafter(Protocol):
 
 
 class Policy(Protocol):
-    """Decides the rows of a step and which of its tokens stand."""
+    """Decides the rows of a step and which of its tokens stand. Known by its identity, and may be referred to weakly:
+    the engine counts by it."""
 
     exact: bool
     needed_rows: int

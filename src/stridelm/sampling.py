@@ -35,7 +35,7 @@ class Draw(Protocol):
 
 
 class Drawer(Protocol):
-    """`drawer`, or what stands in its place: whoever times draws wraps it."""
+    """`drawer`, or what stands in its place: the bench wraps it to time draws."""
 
     def __call__(self, logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw: ...
 

@@ -51,7 +51,7 @@ class Stats:
 
 
 def steps_in_words(forwards: int, own_forwards: int, answers: int = 1) -> str:
-    """Whose steps wrote so many answers: `own steps` of the backend, the `host's steps`, or both, with numbers.
+    """Whose steps wrote a number of answers: `own steps` of the backend, the `host's steps`, or both, with numbers.
 
     `forwards` emitted tokens, `own_forwards` of them were run by the backend itself. One forward of each answer never
     is: the first token comes from the step that reads the prompt's end, which is the host's. So an answer all of whose

@@ -58,6 +58,8 @@ class MaskRollout:
         if settings.decoder not in _DECODERS:
             raise InputError(f"{settings.decoder} is not among the decoders that are measured side by side")
         settings.check(has_draft=False, mask_k=self.k)
+        if not prompts:
+            return []
         encoded = [encode_prompt(self.checkpoint, prompt) for prompt in prompts]
         longest = max(map(len, encoded)) + max_tokens
         if longest > self.checkpoint.context_length:

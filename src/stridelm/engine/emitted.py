@@ -16,7 +16,7 @@ def commit_of(sequence: Sequence, emitted: Emitted) -> Commit:
 
 
 def block_of(sequence: Sequence, emitted: Emitted, drafts: int) -> Block:
-    """What was run: with its tokens for whoever looks at it, else only its shape, for whoever counts rows and drafts. A
+    """What was run: for a traced sequence with its tokens, else only its shape, to count rows and drafts by. A
     step that holds no drafts yet has masks off its pending row."""
     if not sequence.is_traced:
         return _shape(drafts, bool(emitted.drafts))

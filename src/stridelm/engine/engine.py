@@ -157,7 +157,10 @@ class Engine:
             stats.own_forwards += is_own
             stats.tokens += count
             stats.accepted += count - sources.count("model")
-            self.ran.setdefault(sequence.policy, Counter())[is_own, drafted] += 1
+            ran = self.ran.get(sequence.policy)
+            if ran is None:
+                ran = self.ran[sequence.policy] = Counter()
+            ran[is_own, drafted] += 1
         judged = count if commit.tokens else len(commit.confidence)
         return Stride(
             tokens,

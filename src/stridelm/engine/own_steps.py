@@ -5,44 +5,55 @@ prompts, take the host's steps. Whatever fails here leaves cache and sequences a
 
 The cache may take blocks back at any time (others need room, or a sequence makes room). So every placed text notes when
 its blocks were last cut: what was launched before is dropped, and run again. It may still write into those blocks, but
-a backend does things in the order in which it was told, so whoever has the blocks now writes later.
+a backend does things in the order in which it was told, so the text that has the blocks now writes later.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from stridelm.contracts import Forward, Stepper
+from stridelm.contracts import Forward
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.emitted import block_of, commit_of
 from stridelm.engine.placed_text import Orders, TextLoop, place_texts
 from stridelm.engine.step_kind import StepKind
 from stridelm.engine.step_loop import StepLoop
-from stridelm.model.kv_cache import BLOCK_SIZE, blocks_for
+from stridelm.engine.step_shapes import Key, StepShapes, longest
+from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Sequence
 
 log = logging.getLogger(__name__)
 
-_TILE = 7
-"""Drafts that fill a tile of rows together with their masks."""
-_DRAFTS = (2, 4, _TILE, 12)
-_MAX_ROWS = 256
-"""Of a step with drafts. An H200 with the built-in model and 16 users (144 rows) wrote 1.28 times as much with drafts,
-with 32 (288 rows) no more than without: rows are paid by then, and the host has more to read."""
 _AHEAD = 256
 """Tokens that blocks are set aside for at once: whenever a text gets new ones, the backend must be told."""
 _SHARE = 4
 """At most this fraction of what is free, though: others would have to take it back."""
 _MAX_REST = 1024
-"""Steps that the host runs after failures in a row: one after the first, twice as many after each further one."""
+"""Steps that the host runs after failures of a stepper in a row: one after the first, twice as many after each."""
 _MAX_LOGGED = 32
 """Kinds of failures."""
 
-_Key = tuple[int, int, frozenset[int]]
-"""Of a stepper: drafts, places, tokens that end a text."""
+
+@dataclass(slots=True)
+class _Rest:
+    """A stepper that has failed lately."""
+
+    failures: int = 0
+    """In a row."""
+    steps: int = 0
+    """That the host still runs in its place."""
+
+    def begin(self) -> None:
+        self.steps = min(2**self.failures, _MAX_REST)
+        self.failures += 1
+
+    def goes_on(self) -> bool:
+        """Asked before every step."""
+        is_resting = self.steps > 0
+        self.steps -= is_resting
+        return is_resting
 
 
 @dataclass(slots=True)
@@ -56,7 +67,7 @@ class Outcome:
     refused: list[tuple[Sequence, InputError]] = field(default_factory=list)
     """Those whose own logits or text allow no step at all."""
     failed: set[Sequence] = field(default_factory=set)
-    """Those whose step the backend failed at."""
+    """Those whose step the backend failed at, or rests from."""
     host: list[Sequence] = field(default_factory=list)
     """Those whose step the host must run, in their order."""
 
@@ -77,49 +88,43 @@ class OwnSteps:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.failures = 0
-        """Launches, collects and single texts that failed so far."""
-        self._in_a_row = self._rest = 0
+        """Launches, collects, single texts and whatever else failed so far."""
+        self._shapes = StepShapes(forward, note=self._note, free=self._forget)
+        self._loops: dict[Key, TextLoop] = {}
+        self._rests: defaultdict[Key, _Rest] = defaultdict(_Rest)
         self._logged: set[str] = set()
-        self._loops: dict[_Key, TextLoop] = {}
-        self._lengths: dict[tuple[int, int], ChainLength] = {}
-        """By maximum number of drafts, and places."""
-        self._kinds: dict[tuple[int, frozenset[int]], StepKind | None] = {}
 
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
         """Measure the steps of one text with up to `drafts` drafts before anyone waits for them: what a backend runs
         for the first time is compiled and captured then."""
-        if self.forward.stepper(0, 1, ends) is not None:
-            self._seconds((0, 1, ends))
-            self._length(_longest(drafts), 1, ends)
+        if self._shapes.kind(0, ends) is not None:
+            self._shapes.seconds((0, 1, ends))
+            self._shapes.length(longest(drafts), 1, ends)
 
     def forget(self) -> None:
         """Free all places; what is in flight is dropped."""
-        loops, self._loops = self._loops, {}
-        for loop in loops.values():
-            try:
+        for key in list(self._loops):
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        try:
+            if (loop := self._loops.pop(key, None)) is not None:
                 loop.forget()
-            except Exception as error:
-                self._note(error)
+        except Exception as error:
+            self._note(error)
 
     def step(self, batch: list[Sequence]) -> Outcome:
         """A step of those sequences of a batch whose steps the backend can run, or what was in flight of it. Never
         raises: what fails is the host's to run."""
-        outcome, own, failures = Outcome(), dict[Sequence, int](), self.failures
-        if self._rest:
-            self._rest -= 1
-        else:
-            try:
-                own = {sequence: drafts for sequence in batch if (drafts := self._max_drafts(sequence)) is not None}
+        outcome, own = Outcome(), dict[Sequence, int]()
+        try:
+            own = {sequence: drafts for sequence in batch if (drafts := self._max_drafts(sequence)) is not None}
+            if own:
                 self._step_all(own, outcome)
-            except Exception as error:
-                self._note(error)
-                self.forget()
-                outcome.failed |= own.keys() - outcome.done
-            if self.failures > failures:
-                self._rest = min(2**self._in_a_row, _MAX_REST)
-                self._in_a_row += 1
-            elif own:
-                self._in_a_row = 0
+        except Exception as error:
+            self._note(error)
+            self.forget()
+            outcome.failed |= own.keys() - outcome.done
         outcome.host = [sequence for sequence in batch if sequence not in own or sequence in outcome.failed]
         return outcome
 
@@ -132,46 +137,31 @@ class OwnSteps:
             log.error("a step of the backend's own failed, and the host runs it: %s", what, exc_info=error)
 
     def _max_drafts(self, sequence: Sequence) -> int | None:
-        """As many as its policy allows; none where the cache is nearly full. None: the host must run its step."""
-        allowed = sequence.policy.own_drafts
-        if allowed is None or sequence.cached != len(sequence.tokens) - 1 or not self._handles(sequence):
+        """As many as its policy allows; none where the cache is nearly full. None: the host must run its step, as it
+        always does for an answer's first token."""
+        allowed, length = sequence.policy.own_drafts, len(sequence.tokens)
+        if allowed is None or sequence.cached != length - 1 or length == sequence.prompt_length:
             return None
-        drafts = _longest(allowed)
-        if self._has_room(sequence, drafts):
-            return drafts
-        return 0 if drafts and self._has_room(sequence, 0) else None
+        plain = self._shapes.kind(0, sequence.eos_ids)
+        if plain is None or not plain.obeys(sequence):
+            return None
+        if drafts := longest(allowed):
+            kind = self._shapes.kind(drafts, sequence.eos_ids)
+            if kind is not None and self._has_room(sequence, drafts, kind):
+                return drafts
+        return 0 if self._has_room(sequence, 0, plain) else None
 
-    def _handles(self, sequence: Sequence) -> bool:
-        """Whether the backend runs steps by itself that obey all that the sequence asks for."""
-        kind = self._kind(0, sequence.eos_ids)
-        return kind is not None and kind.obeys(sequence)
-
-    def _kind(self, drafts: int, ends: frozenset[int]) -> StepKind | None:
-        """What is known of steps with `drafts` drafts; None where the backend runs none by itself."""
-        key = (drafts, ends)
-        if key not in self._kinds:
-            stepper = self.forward.stepper(drafts, 1, ends)
-            self._kinds[key] = None if stepper is None else StepKind.of(stepper)
-        return self._kinds[key]
-
-    def _rows(self, drafts: int, ends: frozenset[int]) -> int:
-        kind = self._kind(drafts, ends)
-        assert kind is not None
-        return kind.rows
-
-    def _has_room(self, sequence: Sequence, drafts: int) -> bool:
-        """Whether the text has blocks for what two steps may write; they are set aside."""
-        table, rows = sequence.table, self._rows(drafts, sequence.eos_ids)
+    def _has_room(self, sequence: Sequence, drafts: int, kind: StepKind) -> bool:
+        """Whether the text has blocks for what the steps in flight may write; they are set aside."""
+        table, room = sequence.table, sequence.room
         assert table is not None
         # What is granted but not set aside would be cut off behind every step.
         set_aside = table.reserved * BLOCK_SIZE if table.reserved == len(table.blocks) else 0
-        # The second step begins behind what the first one gives, and writes all of its rows.
-        if sequence.cached + drafts + 1 + rows <= set_aside:
-            return True
-        cache, room = self.forward.cache, sequence.room
-        needed = sequence.cached + min(drafts + 1, room) + rows
+        # The last step in flight begins behind what those before it give, and writes all of its rows.
+        needed = sequence.cached + min((kind.max_in_flight - 1) * (drafts + 1), room) + kind.rows
         if needed <= set_aside:
             return True
+        cache = self.forward.cache
         free = cache.free_blocks - max(0, blocks_for(needed) - len(table.blocks))
         if free < 0:
             return False
@@ -182,15 +172,34 @@ class OwnSteps:
         """Stepper by stepper. Texts that move to another one first get what is in flight for them."""
         groups, orders = self._groups(max_drafts)
         going_to = {sequence: key for key, group in groups.items() for sequence in group}
-        for key, loop in self._loops.items():
-            if loop.in_flight and _is_left(key, loop, going_to):
-                self._collect(loop, going_to.keys(), outcome)
+        for key, loop in list(self._loops.items()):
+            try:
+                if loop.in_flight and _is_left(key, loop, going_to):
+                    self._collect(loop, going_to.keys(), outcome)
+                elif key not in groups and not any(text is not None and text.is_current for text in loop.texts):
+                    self._forget(key)  # or it would hold on to sequences that have ended
+            except Exception as error:
+                self._fail(key, error)
         done = outcome.done
         for key, group in groups.items():
-            if done.isdisjoint(group):  # or they take their places in the next step
+            if not done.isdisjoint(group):
+                continue  # they take their places in the next step
+            if self._rests[key].goes_on():
+                outcome.failed.update(group)
+                continue
+            try:
                 self._step(key, group, orders, outcome)
+                self._rests[key].failures = 0
+            except Exception as error:
+                self._fail(key, error)
+                outcome.failed |= set(group) - outcome.done
 
-    def _groups(self, max_drafts: Mapping[Sequence, int]) -> tuple[dict[_Key, list[Sequence]], Orders]:
+    def _fail(self, key: Key, error: Exception) -> None:
+        self._note(error)
+        self._forget(key)
+        self._rests[key].begin()
+
+    def _groups(self, max_drafts: Mapping[Sequence, int]) -> tuple[dict[Key, list[Sequence]], Orders]:
         """By the stepper that they are to have places at, and who ordered its drafts. Sequences that come to the same
         number of drafts share one."""
         by_most: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
@@ -199,16 +208,16 @@ class OwnSteps:
         by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         orders: dict[Sequence, ChainLength] = {}
         for (drafts, ends), group in by_most.items():
-            length = self._length(drafts, _places(len(group)), ends)
+            length = self._shapes.length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
             by_drafts[length.choose(), ends].extend(group)
             orders |= dict.fromkeys(group, length)
         return {(drafts, _places(len(group)), ends): group for (drafts, ends), group in by_drafts.items()}, orders
 
-    def _step(self, key: _Key, sequences: list[Sequence], orders: Orders, outcome: Outcome) -> None:
+    def _step(self, key: Key, sequences: list[Sequence], orders: Orders, outcome: Outcome) -> None:
         if key not in self._loops:
-            self._loops[key] = StepLoop(self._stepper(key))
+            self._loops[key] = StepLoop(self._shapes.stepper(key))
         loop, before = self._loops[key], outcome.count
         place_texts(loop, sequences)
         while outcome.count == before:  # what was launched for others gives nothing
@@ -229,9 +238,10 @@ class OwnSteps:
                 if emitted.drafts and commit.finish_reason is None:
                     collected.order[sequence].observe(len(emitted.drafts), len(emitted.tokens))
                 self.forward.cache.begin_step(text.table, len(emitted.tokens))  # last: it leaves a trace
-            except InputError as error:
-                outcome.refused.append((sequence, error))
             except Exception as error:
+                if isinstance(error, InputError) and not isinstance(error, CacheFull):
+                    outcome.refused.append((sequence, error))
+                    continue
                 self._note(error)
                 outcome.failed.add(sequence)
                 loop.end(place)
@@ -241,35 +251,10 @@ class OwnSteps:
                 outcome.commits.append(commit)
                 text.length += len(emitted.tokens)
 
-    def _length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
-        if (drafts, places) not in self._lengths:
-            counts = sorted({count for count in (*_DRAFTS, drafts) if 0 < count <= drafts})
-            fitting = [count for count in counts if self._rows(count, ends) * places <= _MAX_ROWS]
-            seconds = {count: self._seconds((count, places, ends)) for count in (0, *fitting)} if fitting else {0: 1.0}
-            self._lengths[drafts, places] = ChainLength(seconds)
-        return self._lengths[drafts, places]
 
-    def _seconds(self, key: _Key) -> float:
-        """Measured while the stepper is idle: timing runs real steps, which overwrite its places."""
-        if key in self._loops:
-            self._loops[key].forget()
-        return self._stepper(key).seconds
-
-    def _stepper(self, key: _Key) -> Stepper:
-        stepper = self.forward.stepper(*key)
-        assert stepper is not None
-        return stepper
-
-
-def _is_left(key: _Key, loop: TextLoop, going_to: Mapping[Sequence, _Key]) -> bool:
+def _is_left(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key]) -> bool:
     """Whether a text moves from here to another stepper."""
     return any(text is not None and going_to.get(text.sequence, key) != key for text in loop.texts)
-
-
-@lru_cache
-def _longest(drafts: int) -> int:
-    """The most drafts that are tried where `drafts` are allowed: all of them, if they fit into a tile."""
-    return drafts if drafts <= _TILE else max(count for count in _DRAFTS if count <= drafts)
 
 
 def _places(count: int) -> int:

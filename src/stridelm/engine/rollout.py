@@ -101,6 +101,8 @@ class RolloutLoop:
     def _check(self, answer: Answer) -> None:
         """Refuse what the stepper would ignore or has no room for."""
         prompt = answer.prompt
+        if not prompt.tokens:
+            raise InputError(f"prompt {answer.index} is empty: give it a token")
         if ignored := self._kind.ignored(prompt.params):
             names = ", ".join(ignored)
             raise InputError(f"prompt {answer.index} sets {names}, which these steps do not obey: leave it out")

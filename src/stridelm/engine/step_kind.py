@@ -12,7 +12,7 @@ ENGINE_FIELDS = frozenset({
     *("tokens", "params", "policy", "context_length", "prompt_length", "most_tokens", "cached", "allowance"),
     *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop", "optional_alternatives"),
 })  # fmt: skip
-"""Fields of SamplingParams and Sequence that the engine sees to, whoever runs the step."""
+"""Fields of SamplingParams and Sequence that the engine sees to, in own steps and in the host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class StepKind:
 
     rows: int
     """Of one place."""
+    max_in_flight: int
     params: tuple[tuple[str, Any], ...]
     """Fields of SamplingParams that it does not obey, with the values that ask for nothing."""
     fields: tuple[tuple[str, Any], ...]
@@ -29,16 +30,19 @@ class StepKind:
     @classmethod
     def of(cls, stepper: Stepper) -> "StepKind":
         obeyed = stepper.obeys | ENGINE_FIELDS
-        return cls(stepper.rows, _others(SamplingParams, obeyed), _others(Sequence, obeyed))
+        return cls(stepper.rows, stepper.max_in_flight, _others(SamplingParams, obeyed), _others(Sequence, obeyed))
 
     def ignored(self, params: SamplingParams) -> list[str]:
         """Fields that are set and that it does not obey."""
         return [name for name, default in self.params if getattr(params, name) != default]
 
     def obeys(self, sequence: Sequence) -> bool:
-        return not self.ignored(sequence.params) and all(
-            getattr(sequence, name) == default for name, default in self.fields
-        )
+        """Asked for every sequence and step."""
+        params = sequence.params
+        for name, default in self.params:
+            if getattr(params, name) != default:
+                return False
+        return all(getattr(sequence, name) == default for name, default in self.fields)
 
 
 def _others(kind: type, obeyed: frozenset[str]) -> tuple[tuple[str, Any], ...]:

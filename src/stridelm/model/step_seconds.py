@@ -11,9 +11,12 @@ _TRIALS = 9
 def median_seconds(stepper: Stepper) -> float:
     """The median of some steps of free places. Measure while the stepper is idle: timing runs real steps."""
     times: list[float] = []
-    for _ in range(_TRIALS):
-        started = time.perf_counter()
-        stepper.launch()
-        stepper.collect()
-        times.append(time.perf_counter() - started)
+    try:
+        for _ in range(_TRIALS):
+            started = time.perf_counter()
+            stepper.launch()
+            stepper.collect()
+            times.append(time.perf_counter() - started)
+    finally:
+        stepper.forget()
     return statistics.median(times)

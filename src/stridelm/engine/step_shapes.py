@@ -1,0 +1,81 @@
+"""Which steps a backend can run by itself, what they obey, what they take, and so how many drafts pay."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from stridelm.contracts import Forward, Stepper
+from stridelm.decode.chain_length import ChainLength
+from stridelm.engine.step_kind import StepKind
+
+Key = tuple[int, int, frozenset[int]]
+"""Of a stepper: drafts, places, tokens that end a text."""
+_TILE = 7
+"""Drafts that fill a tile of rows together with their masks."""
+_DRAFTS = (2, 4, _TILE, 12)
+_MAX_ROWS = 256
+"""Of a step with drafts. An H200 with the built-in model and 16 users (144 rows) wrote 1.28 times as much with drafts,
+with 32 (288 rows) no more than without: rows are paid by then, and the host has more to read."""
+
+
+class StepShapes:
+    """What is known of a forward's steppers. Steps that cannot be made or timed are left out, and noted."""
+
+    def __init__(self, forward: Forward, *, note: Callable[[Exception], None], free: Callable[[Key], None]) -> None:
+        """`note`: told of every failure; `free`: frees all places of a stepper that is to be timed."""
+        self.forward, self._note, self._free = forward, note, free
+        self._kinds: dict[tuple[int, frozenset[int]], StepKind | None] = {}
+        self._seconds: dict[Key, float | None] = {}
+        self._lengths: dict[tuple[int, int], ChainLength] = {}
+        """By maximum number of drafts, and places."""
+
+    def stepper(self, key: Key) -> Stepper:
+        stepper = self.forward.stepper(*key)
+        assert stepper is not None
+        return stepper
+
+    def kind(self, drafts: int, ends: frozenset[int]) -> StepKind | None:
+        """What steps with `drafts` drafts obey and need; None where the backend runs none by itself."""
+        key = (drafts, ends)
+        if key not in self._kinds:
+            self._kinds[key] = None
+            try:
+                if (stepper := self.forward.stepper(drafts, 1, ends)) is not None:
+                    self._kinds[key] = StepKind.of(stepper)
+            except Exception as error:
+                self._note(error)
+        return self._kinds[key]
+
+    def length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
+        """Who decides for texts with up to `drafts` drafts."""
+        if (drafts, places) not in self._lengths:
+            counts = [count for count in sorted({*_DRAFTS, drafts}) if 0 < count <= drafts]
+            fitting = [count for count in counts if self._fits(count, places, ends)]
+            timed = {count: self.seconds((count, places, ends)) for count in (0, *fitting)} if fitting else {}
+            seconds = {count: each for count, each in timed.items() if each is not None}
+            self._lengths[drafts, places] = ChainLength(seconds if 0 in seconds else {0: 1.0})
+        return self._lengths[drafts, places]
+
+    def _fits(self, drafts: int, places: int, ends: frozenset[int]) -> bool:
+        """Whether a step is not too large, and obeys what one without drafts does: sequences are judged by that."""
+        kind, plain = self.kind(drafts, ends), self.kind(0, ends)
+        if kind is None or plain is None:
+            return False
+        return kind.rows * places <= _MAX_ROWS and (kind.params, kind.fields) == (plain.params, plain.fields)
+
+    def seconds(self, key: Key) -> float | None:
+        """Measured once, while the stepper is idle: timing runs real steps, which overwrite its places. None where it
+        fails."""
+        if key not in self._seconds:
+            self._seconds[key] = None
+            try:
+                self._free(key)
+                self._seconds[key] = self.stepper(key).seconds
+            except Exception as error:
+                self._note(error)
+        return self._seconds[key]
+
+
+@lru_cache
+def longest(drafts: int) -> int:
+    """The most drafts that are tried where `drafts` are allowed: all of them, if they fit into a tile."""
+    return drafts if drafts <= _TILE else max(count for count in _DRAFTS if count <= drafts)
