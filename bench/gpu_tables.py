@@ -99,7 +99,7 @@ def _bars(results: Figures) -> Iterator[Row]:
         )
         right = f"{found['compared'] - len(found['wrong']):,} of {found['compared']:,} answers as alone"
         rest = f"{len(found['errors'])} errors, {found['blocks_left']} blocks left"
-        yield [f"{_users(count)} who come and go", f"{right}, {rest}", "all, none, none", _verdict(is_met)]
+        yield [f"{_users(count)}, coming and going", f"{right}, {rest}", "all, none, none", _verdict(is_met)]
     for group, ways in parts.get("agreement", {}).get("groups", {}).items():
         for way, found in ways.items():
             ratio = found["ratio"]

@@ -17,6 +17,6 @@ def watch_rows(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> list[Ro
         seen.append(rows)
         return forward(rows, tables)
 
-    watched.cache = forward.cache  # type: ignore[attr-defined]
+    watched.cache, watched.backend = forward.cache, forward.backend  # type: ignore[attr-defined]
     monkeypatch.setattr(model.engine, "forward", watched)
     return seen
