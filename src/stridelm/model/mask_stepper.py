@@ -92,13 +92,10 @@ class MaskStepper:
         self._graphed = Graphed(self._step, texts.network, texts.device)
         self._texts: list[_Text | None] = [None] * self.places
         self._launched: tuple[list[_Text | None], HostCopy] | None = None
-        self._seconds: float | None = None
 
     @property
     def seconds(self) -> float:
-        if self._seconds is None:
-            self._seconds = median_seconds(self)
-        return self._seconds
+        return median_seconds(self)
 
     def begin(self, place: int, text: Continuation) -> None:
         self.give_blocks(place, text.blocks)
