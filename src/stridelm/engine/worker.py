@@ -30,7 +30,12 @@ class Observer(Protocol):
 
 
 class EngineStopped(Exception):
-    """The engine takes no more sequences, or gave this one up: it has crashed, or was told to stop."""
+    """The engine takes no more sequences, or gave this one up."""
+
+    def __init__(self, *, has_crashed: bool) -> None:
+        """Otherwise it was told to stop."""
+        super().__init__("the engine has crashed" if has_crashed else "the engine was told to stop")
+        self.has_crashed = has_crashed
 
 
 class Worker:
@@ -87,7 +92,7 @@ class Worker:
         """Let a sequence take part from the next step on; `receive` is called in the worker's thread."""
         with self._changed:
             if not self.is_healthy or self._is_stopping:
-                raise EngineStopped("the engine has stopped")
+                raise EngineStopped(has_crashed=self.failure is not None)
             self._arrived.append((sequence, receive))
             self._changed.notify()
 
@@ -163,6 +168,6 @@ class Worker:
             self._is_stopping = True
         self._receivers |= dict(arrived)
         for sequence in list(self._receivers):
-            self._deliver(sequence, EngineStopped("the engine has stopped"))
+            self._deliver(sequence, EngineStopped(has_crashed=self.failure is not None))
         if self.failure is None:
             self.engine.reset()

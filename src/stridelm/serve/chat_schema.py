@@ -1,77 +1,13 @@
-"""The body of /v1/chat/completions: messages, tools, the form of the answer."""
+"""The body of /v1/chat/completions: tools, the form of the answer, what it is predicted to be."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
-from stridelm.serve.schema import LARGEST_ALTERNATIVES, Count, Strict, TextRequest
+from stridelm.serve.message_schema import Content, FunctionName, Messages
+from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-class TextPart(Strict):
-    """A part of a message's content. There are no other kinds: the model reads text."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-class CalledFunction(Strict):
-    """What was called, and with what."""
-
-    name: FunctionName
-    arguments: str
-    """A JSON object, as text."""
-
-
-class ToolCall(Strict):
-    """A call that the assistant made."""
-
-    id: Annotated[str, Field(min_length=1, max_length=256)]
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class SystemMessage(Strict):
-    """What holds for the whole chat."""
-
-    role: Literal["system"]
-    content: Content
-
-
-class UserMessage(Strict):
-    """What the user said."""
-
-    role: Literal["user"]
-    content: Content
-
-
-class AssistantMessage(Strict):
-    """What the model said before: text, calls or both."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
-    # Clients give back what they were given; of these only "there is none" can be taken.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-
-
-class ToolMessage(Strict):
-    """What a call gave."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: FunctionName | None = None
-    """The function's; left out, it is looked up by the call's id."""
-
-
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+Length = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
 class Function(Strict):
@@ -82,7 +18,8 @@ class Function(Strict):
     parameters: dict[str, Any] | None = None
     """A JSON schema of type object; left out, the function takes none."""
     strict: bool | None = None
-    """Let only arguments be written that keep to the schema, also where the model is free to call or not."""
+    """Let only arguments be written that keep to the schema and are named in it, also where the model is free to call
+    or not."""
 
 
 class Tool(Strict):
@@ -114,7 +51,7 @@ class JsonSchema(Strict):
     description: str | None = None
     """A label; the model is not shown it."""
     strict: bool | None = None
-    """Every schema is kept to, whatever this says."""
+    """Every schema is kept to; true also closes its objects: no property that the schema does not name."""
 
 
 class TextFormat(Strict):
@@ -139,14 +76,52 @@ class SchemaFormat(Strict):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatRequest(TextRequest):
+class Prediction(Strict):
+    """Text that the answer will mostly repeat, such as a file that is to be edited."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class ChatUnread(Strict):
+    """Fields of a chat that cannot change its text, as in `Unread`."""
+
+    reasoning_effort: str | None = None
+    """Ignored: the model thinks as it does."""
+    verbosity: str | None = None
+    """Ignored: ask for it in a message."""
+    modalities: list[Literal["text"]] | None = None
+    """Ignored: answers are text."""
+    audio: dict[str, Any] | None = None
+    """Ignored: how speech would sound, if there were any."""
+    functions: list[Any] | None = None
+    """Ignored, and only with `function_call: "none"`; they are `tools` by now."""
+
+
+class ChatNeutral(Strict):
+    """As in `Neutral`."""
+
+    function_call: Literal["none"] | None = None
+    """Functions are `tools` by now."""
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+    """What a model thinks is part of its text, or its template keeps it out."""
+    echo: Literal[False] | None = None
+    """The chat is not repeated."""
+    web_search_options: None = None
+    moderation: None = None
+    """Nothing is searched, and nobody judges."""
+
+
+class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
     """A chat that the model is to continue."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     """The chat so far."""
-    max_tokens: Count | None = None
+    max_tokens: Length | None = None
     """The most tokens to write; left out, what the context has left."""
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Length | None = None
     """The same by its newer name."""
     logprobs: bool | None = None
     """Say how likely each token was."""
@@ -154,7 +129,9 @@ class ChatRequest(TextRequest):
     """How many of the likeliest tokens to name at each place; needs `logprobs`."""
     response_format: ResponseFormat | None = None
     """What the answer must look like."""
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    prediction: Prediction | None = None
+    """What the answer will mostly repeat: it comes the faster the more of it does, and is the same."""
+    tools: Annotated[list[Tool], FailFast(), Field(max_length=128)] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether it may (auto), must (required, or a function by name) or must not (none)."""

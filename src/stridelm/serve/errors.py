@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from stridelm.engine.worker import EngineStopped
 from stridelm.params import InputError
-from stridelm.serve.json_body import JsonReply
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +45,12 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case RequestValidationError():
-            return _invalid(error)
         case InputError():
             return ApiError(400, str(error), param=error.field)
+        case EngineStopped(has_crashed=True):
+            return ApiError(503, "the engine has crashed: the server must be started anew")
         case EngineStopped():
-            return ApiError(503, "the engine has stopped: the server must be started anew")
+            return ApiError(503, "the server is shutting down: ask again when it is back")
         case HTTPException():
             return ApiError(error.status_code, error.detail)
     log.error("a request failed", exc_info=error)
@@ -60,7 +59,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 def install_handlers(app: FastAPI) -> None:
     """Let every failure of a request end in OpenAI's form."""
-    for kind in (ApiError, RequestValidationError, InputError, EngineStopped, HTTPException, Exception):
+    for kind in (ApiError, InputError, EngineStopped, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
 
@@ -69,24 +68,22 @@ async def _handle(_: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if shown.retry_after:
         headers["Retry-After"] = str(shown.retry_after)
-    return JsonReply(shown.body(), shown.status, headers)
+    return JSONResponse(shown.body(), shown.status, headers)
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
+def invalid(error: ValidationError, body: object) -> ApiError:
     """The error that lies deepest in the body: a union reports what each of its members would have wanted."""
-    found = [(_path(each["loc"], error.body), each) for each in error.errors()]
-    if any(each["type"] == "json_invalid" for _, each in found):
-        return ApiError(400, f"the body is not JSON: {found[0][1]['ctx']['error']}")
-    path, first = max(found, key=lambda pair: len(pair[0]))
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    path, first = max(((_path(each["loc"], body), each) for each in found), key=lambda pair: len(pair[0]))
     param = ".".join(path) or None
-    message = f"{param or 'the body'}: {first['msg']}"
-    return ApiError(400, message, param=param)
+    what = "this field is not known here" if first["type"] == "extra_forbidden" else first["msg"]
+    return ApiError(400, f"{param or 'the body'}: {what}", param=param)
 
 
 def _path(location: Iterable[Any], body: object) -> list[str]:
     """The place in the body that an error names, without the names of models and types that pydantic adds."""
     path: list[str] = []
-    parts = list(location)[1:]  # the first says "body"
+    parts = list(location)
     for index, part in enumerate(parts):
         match body:
             case dict() if part in body:

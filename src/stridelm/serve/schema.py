@@ -1,8 +1,8 @@
 """What both ways of asking for text take. Unknown fields are refused, and every number is bounded here already."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
 from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
 
@@ -52,9 +52,56 @@ class StreamOptions(Strict):
     """Count the tokens in a chunk of its own, the last one."""
     continuous_usage_stats: bool = False
     """Count the tokens so far in every chunk, as vLLM does: benchmark tools ask for it."""
+    include_obfuscation: bool | None = None
+    """Ignored: chunks are not padded."""
 
 
-class TextRequest(Strict):
+def _without_zeros(bias: Any) -> Any:
+    """A bias of nothing changes nothing, whatever it is of."""
+    return {token: by for token, by in bias.items() if by != 0 or by is False} if isinstance(bias, dict) else bias
+
+
+class Unread(Strict):
+    """OpenAI's fields that cannot change the text: whatever they say is taken, and the reply's `stride.ignored` names
+    them."""
+
+    user: str | None = None
+    """Ignored."""
+    metadata: dict[str, Any] | None = None
+    """Ignored."""
+    service_tier: str | None = None
+    """Ignored: there is one."""
+    store: bool | None = None
+    """Ignored: nothing is stored."""
+    safety_identifier: str | None = None
+    """Ignored."""
+    prompt_cache_key: str | None = None
+    """Ignored: prompts are found by their text."""
+    prompt_cache_retention: str | None = None
+    """Ignored: prompts stay known as long as there is room."""
+    prompt_cache_options: dict[str, Any] | None = None
+    """Ignored, for the same reasons."""
+
+    @classmethod
+    def unread(cls) -> list[str]:
+        """Their names."""
+        return [name for name, field in cls.model_fields.items() if (field.description or "").startswith("Ignored")]
+
+
+class Neutral(Strict):
+    """Other servers' fields that routers and clients add at their defaults: only with these they change nothing."""
+
+    ignore_eos: Literal[False] | None = None
+    """An end-of-text token ends the text."""
+    skip_special_tokens: Literal[True] | None = None
+    """Special tokens are no text."""
+    no_stop_trim: Literal[False] | None = None
+    """Stop strings are not part of the text."""
+    return_hidden_states: Literal[False] | None = None
+    """They are not returned."""
+
+
+class TextRequest(Unread, Neutral):
     """The fields of every request for text. Null stands for a field that is left out."""
 
     model: Annotated[str, Field(max_length=1024)]
@@ -65,16 +112,16 @@ class TextRequest(Strict):
     """Only with `stream`."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """How many answers to write to each prompt (1)."""
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | Annotated[list[StopString], FailFast()] | None = None
     """Strings that end the answer; they are not part of it."""
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    """Same seed, same text; left out, one is drawn, and the reply names it."""
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    """Same seed, same text; left out or -1, one is drawn, and the reply names it."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the likeliest token; left out: 1, as OpenAI has it."""
-    top_p: Annotated[float, Field(ge=1e-6, le=1)] | None = None
-    """Keep the smallest set of tokens that holds this much probability (1)."""
-    top_k: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
-    """Keep so many of the likeliest tokens (0: all)."""
+    """0 takes the likeliest token, and so does anything below 0.0001; left out: 1, as OpenAI has it."""
+    top_p: Fraction | None = None
+    """Keep the smallest set of tokens that holds this much probability (1); 0 keeps the likeliest."""
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
+    """Keep so many of the likeliest tokens (0 or -1: all)."""
     min_p: Fraction | None = None
     """Keep tokens at least this fraction as likely as the likeliest (0: all)."""
     presence_penalty: Penalty | None = None
@@ -88,6 +135,7 @@ class TextRequest(Strict):
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
             # Pydantic describes what a key that fits may have, but not that there are no others.
             Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+            BeforeValidator(_without_zeros),
         ]
         | None
     ) = None
@@ -103,6 +151,16 @@ class TextRequest(Strict):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def ignored(self) -> list[str]:
+        """What was said and cannot change the text."""
+        named = [name for name in self.unread() if getattr(self, name) is not None]
+        if self.stream_options is not None and not self.stream:
+            named.append("stream_options")
+        elif self.stream_options is not None and self.stream_options.include_obfuscation is not None:
+            named.append("stream_options.include_obfuscation")
+        return named
 
     @property
     def options(self) -> StrideOptions:
@@ -141,8 +199,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         401: "The API key is missing or wrong",
         404: "There is no such model",
         413: "The request is too large",
+        415: "The request does not say that it is JSON",
         429: "The queue is full: come again after `Retry-After` seconds",
-        503: "The server is about to stop, or its engine has",
+        503: "The server is about to stop, or its engine has crashed",
         "default": "Anything else",
     }.items()
 }

@@ -2,17 +2,18 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, FailFast, Field, Tag
 
-from stridelm.serve.chat_schema import Message, Tool
+from stridelm.serve.chat_schema import Tool
+from stridelm.serve.message_schema import Messages
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest, TokenId
 
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[list[TokenId], FailFast(), Field(min_length=1)]
 Prompts = (
     str
     | Ids
-    | Annotated[list[str], Field(min_length=1, max_length=4096)]
-    | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
+    | Annotated[list[str], FailFast(), Field(min_length=1, max_length=4096)]
+    | Annotated[list[Ids], FailFast(), Field(min_length=1, max_length=4096)]
 )
 
 
@@ -26,7 +27,11 @@ class CompletionRequest(TextRequest):
     logprobs: Annotated[int, Field(ge=0, le=LARGEST_ALTERNATIVES)] | None = None
     """Say how likely each token was, and name so many of the likeliest."""
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
-    """The most tokens to write (16); 0 only with `echo`."""
+    """The most tokens to write (16)."""
+    suffix: str | None = None
+    """What stands behind the answer; for models that were taught to fill in, as their tokens tell."""
+    best_of: Annotated[int, Field(ge=0, le=1)] | None = None
+    """One answer is written for one that is given, so 1 (or 0) is all that can be taken."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -53,8 +58,8 @@ class TokenizeChat(Strict):
     """A chat to be put into the model's template and cut into tokens."""
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    messages: Messages
+    tools: Annotated[list[Tool], FailFast(), Field(max_length=128)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -76,7 +81,7 @@ class DetokenizeRequest(Strict):
     """Tokens to be made text."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FailFast()]
 
 
 class TokenizeReply(BaseModel):

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stridelm.serve.chat_schema import ChatRequest, Message
+from stridelm.serve.chat_schema import ChatRequest
+from stridelm.serve.message_schema import Messages
 from stridelm.serve.schema import Count, DecodeOptions, Strict, StrideOptions
 from stridelm.settings import PLAIN
 
@@ -14,7 +15,7 @@ class RaceRequest(Strict):
 
     model: Annotated[str, Field(max_length=1024)]
     """The served model's name."""
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     """The chat so far."""
     max_tokens: Count
     """The most tokens to write, in each lane."""
