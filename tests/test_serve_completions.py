@@ -102,6 +102,7 @@ def test_echo_repeats_the_prompt(client: TestClient, context: Context) -> None:
     assert said(silent) == ["hello", "hello"] and silent["usage"]["completion_tokens"] == 0
     assert {choice["finish_reason"] for choice in silent["choices"]} == {"length"}
 
+
 def test_no_tokens_are_answered_with_nothing(client: TestClient) -> None:
     silent = answer(client, ["hello", "he"], max_tokens=0, n=2)
     assert said(silent) == [""] * 4 and {choice["finish_reason"] for choice in silent["choices"]} == {"length"}
