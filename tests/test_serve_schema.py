@@ -165,9 +165,13 @@ def test_the_model_must_be_the_served_one(client: TestClient) -> None:
     assert error["code"] == "model_not_found" and error["param"] == "model"
     assert refusal(client.post(TEXT, json=text(model="other")), 404)["code"] == "model_not_found"
     assert refusal(client.post("/tokenize", json={"model": "other", "prompt": "x"}), 404)["param"] == "model"
-    body = chat()
-    del body["model"]
-    assert refusal(client.post(CHAT, json=body))["param"] == "model"
+
+
+def test_a_request_that_names_no_model_means_the_one(client: TestClient) -> None:
+    for path, body in ((CHAT, chat()), (TEXT, text())):
+        for named in (body | {"model": None}, {name: value for name, value in body.items() if name != "model"}):
+            reply = client.post(path, json=named)
+            assert reply.status_code == 200 and reply.json()["model"] == "tiny"
 
 
 def test_errors_hold_no_paths(client: TestClient, converted: Callable[..., Any]) -> None:

@@ -66,18 +66,20 @@ def test_a_marker_that_is_a_token_is_forced_before_calls_alone() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=["hermes", "mistral", "llama"])
-def test_strict_functions_take_what_they_name(form: ToolFormat) -> None:
-    """Also within: what is not strict, and says nothing of others, takes them."""
+def test_functions_take_what_they_name(form: ToolFormat) -> None:
+    """Strict or not, and also within, unless they say otherwise."""
     inner = {"type": "object", "properties": {"b": {"type": "string"}}}
     parameters = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
-    loose, strict = (
-        must_call(form, [Function(name="f", parameters=parameters, strict=strict)], many=False, special={})
-        for strict in (None, True)
-    )
-    for grammar in (loose, strict):
-        assert accepts(grammar, form.write([Call("f", {"a": {"b": "x"}})]))
-    for more in ({"a": {}, "c": 1}, {"a": {"c": 1}}):
-        assert accepts(loose, form.write([Call("f", more)])) and not accepts(strict, form.write([Call("f", more)]))
+    for strict in (None, False, True):
+        function = Function(name="f", parameters=parameters, strict=strict)
+        closed = must_call(form, [function], many=False, special={})
+        assert accepts(closed, form.write([Call("f", {"a": {"b": "x"}})]))
+        for more in ({"a": {}, "c": 1}, {"a": {"c": 1}}):
+            assert not accepts(closed, form.write([Call("f", more)]))
+    free = Function(name="f", parameters=parameters | {"additionalProperties": True}, strict=True)
+    open_ = must_call(form, [free], many=False, special={})
+    assert accepts(open_, form.write([Call("f", {"a": {}, "c": 1})]))
+    assert not accepts(open_, form.write([Call("f", {"a": {"c": 1}})]))
 
 
 def test_schemas_of_functions_mean_what_those_of_answers_do() -> None:
