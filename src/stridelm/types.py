@@ -31,6 +31,8 @@ ROOT = -1
 
 MASKS = "self"
 """The name of drafts that come from masks."""
+PREDICTION = "prediction"
+"""The name of drafts that come from a sequence's prediction."""
 
 
 class RowKind(IntEnum):
@@ -217,6 +219,8 @@ class Sequence:
     """So many of the likeliest tokens are reported at every place."""
     optional_alternatives: int = 0
     """The same, but only where the host runs the step: asking for these does not make it do so."""
+    prediction: tuple[int, ...] = ()
+    """What most of the answer is expected to be: drafts for policies that read predictions. Never changes the text."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
     reads_anew: bool = False
@@ -278,6 +282,8 @@ class Stride:
     """Per token; only where the sequence asks for some."""
     drafted: int = 0
     """How many drafts the pass verified."""
+    predicted: int = 0
+    """How many of these came from the sequence's prediction."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
     is_own: bool = False
