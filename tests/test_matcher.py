@@ -150,7 +150,6 @@ def test_any_object_will_do(language_model: LanguageModel) -> None:
         ({"$ref": "http://127.0.0.1:80/x"}, "not present"),
         ({"enum": []}, "Unsatisfiable"),
         ({"$ref": "#"}, "no text keeps to it"),
-        ({"type": "object", "x-guidance": {"lenient": True}}, "x-guidance"),
         ({"minLength": float("nan")}, "not JSON compliant"),
         ({"type": "string", "pattern": "(?<=a)b"}, "cannot be used"),
     ],

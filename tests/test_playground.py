@@ -208,7 +208,7 @@ def test_a_race_ends_with_an_error_when_the_engine_stops(language_model: Languag
         server.context.worker.engine.step = fails_later  # type: ignore[method-assign]
         with client.stream("POST", "/playground/race", json=body("ngram")) as response:
             *_, last = list(events(response))
-        assert isinstance(last, dict) and "stopped" in last["error"]["message"]
+        assert isinstance(last, dict) and "crashed" in last["error"]["message"]
 
 
 def test_a_tolerant_decoder_does_not_claim_to_be_exact(client: httpx.Client) -> None:

@@ -1,7 +1,5 @@
 """/v1/chat/completions with a real engine on a tiny model: every field has its effect, streams say what replies say."""
 
-import asyncio
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from asking import CHAT, NotedGrammars, chat, chunks, make_app, make_context, refusal, serving, submitted
+from asking import CHAT, NotedGrammars, chat, chunks, make_context, refusal, serving, submitted
 from assembly import assembled
 from stridelm.api import LanguageModel
-from stridelm.engine.worker import Worker
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context
 from stridelm.serve.settings import ServeSettings
@@ -61,7 +58,13 @@ def test_a_reply_has_openai_s_form(client: TestClient, reference: LanguageModel)
     assert choice["message"] == {"role": "assistant", "content": expected.text}
     assert choice["finish_reason"] == expected.finish_reason and choice["logprobs"] is None
     prompt = expected.stats.prompt_tokens
-    assert reply["usage"] == {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
+    assert reply["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 8,
+        "total_tokens": prompt + 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+    }
     stride = reply["stride"]
     assert stride["exact"] is True and stride["decoder"] == "auto" and stride["seed"] == 3
     assert stride["exact_to"] == "tiny in float32 on cpu, one token at a time"
@@ -127,6 +130,21 @@ def test_max_tokens_by_either_name_or_what_is_left(client: TestClient) -> None:
     assert answer(client, max_tokens=None, **NO_END)["usage"]["total_tokens"] == 512
     error = refusal(client.post(CHAT, json=chat("x" * 600)))
     assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+
+
+def test_no_tokens_are_answered_with_nothing(client: TestClient) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        fields: dict[str, Any] = {"max_tokens": None, name: 0, "n": 2}
+        reply = answer(client, **fields)
+        assert [choice["message"]["content"] for choice in reply["choices"]] == ["", ""]
+        assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
+        assert reply["usage"]["prompt_tokens"] > 0 and reply["usage"]["completion_tokens"] == 0
+        sent = chunks(client.post(CHAT, json=chat(**fields, stream=True)))
+        parts = [(chunk["choices"][0]["index"], chunk["choices"][0]["finish_reason"]) for chunk in sent]
+        assert parts == [(0, None), (0, "length"), (1, None), (1, "length")]
+        assert ["stride" in chunk for chunk in sent] == [False, False, False, True]
+    # What cannot be is refused all the same.
+    assert refusal(client.post(CHAT, json=chat(max_tokens=0, logit_bias={"260": 1})))["param"] == "logit_bias"
 
 
 @pytest.mark.parametrize("decoder", ["autoregressive", "self", "draft", "ngram", "ensemble", "auto"])
@@ -203,9 +221,10 @@ def test_a_stream_says_what_the_reply_says(client: TestClient) -> None:
     sent = chunks(client.post(CHAT, json=chat(**fields, stream=True)))
     assert {chunk["object"] for chunk in sent} == {"chat.completion.chunk"} and len({c["id"] for c in sent}) == 1
     for index, choice in enumerate(whole["choices"]):
-        own = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == index]
-        assert len(own) > 2
-        assert own[0]["delta"]["role"] == "assistant" and all("role" not in each["delta"] for each in own[1:])
+        opening, *own = [chunk["choices"][0] for chunk in sent if chunk["choices"][0]["index"] == index]
+        assert opening["delta"] == {"role": "assistant", "content": ""}
+        assert opening["logprobs"] is None and opening["finish_reason"] is None
+        assert len(own) > 2 and all("role" not in each["delta"] for each in own)
         assert "".join(each["delta"].get("content", "") for each in own) == choice["message"]["content"]
         scored = zip(
             [each for part in own for each in part["logprobs"]["content"]], choice["logprobs"]["content"], strict=True
@@ -231,54 +250,8 @@ def test_a_stream_counts_on_in_every_chunk_if_asked(client: TestClient) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     sent = chunks(client.post(CHAT, json=chat(stream=True, stream_options=options)))
     counts = [chunk["usage"]["completion_tokens"] for chunk in sent]
-    assert counts == sorted(counts) and 0 < counts[0] < counts[-1]
+    assert counts == sorted(counts) and counts[0] <= counts[1] and 0 < counts[1] < counts[-1]
     assert sent[-1]["choices"] == [] and sent[-1]["usage"] == sent[-2]["usage"] == answer(client)["usage"]
-
-
-def test_a_trace_shows_what_was_run(client: TestClient) -> None:
-    fields: dict[str, Any] = {
-        "stride": {"decoder": "ngram", "trace": True},
-        "max_tokens": 60,
-        "temperature": 0.0,
-        **NO_END,
-    }
-    reply = answer(client, **fields)
-    trace = reply["stride"]["trace"]
-    assert len(trace) == reply["stride"]["forwards"]
-    emitted = [token for forward in trace for token in forward["emitted"]]
-    assert len(emitted) == 60 and all(len(token["alternatives"]) == 8 for token in emitted)
-    # Greedily, what was emitted is the likeliest.
-    assert all(token["token"] == token["alternatives"][0]["token"] for token in emitted)
-    rows = [row for forward in trace for row in forward["rows"]]
-    assert {(row["kind"], row["drafter"]) for row in rows} == {("pending", None), ("draft", "ngram")}
-    assert all((row["probability"] is not None) == (row["kind"] == "draft") for row in rows)
-    for forward in trace:
-        drafts = [number for number, row in enumerate(forward["rows"]) if row["kind"] == "draft"]
-        assert sorted(forward["accepted"] + forward["rejected"]) == drafts
-        accepted = [forward["rows"][number]["token"] for number in forward["accepted"]]
-        assert [token["token"] for token in forward["emitted"]][: len(accepted)] == accepted
-        assert all(row["parent"] < number for number, row in enumerate(forward["rows"]))
-    counted = reply["metrics"]["speculative_decoding"]
-    assert counted["num_draft_tokens"] == sum(row["kind"] == "draft" for row in rows)
-    assert counted["num_accepted_draft_tokens"] == sum(len(forward["accepted"]) for forward in trace)
-    sent = chunks(client.post(CHAT, json=chat(**fields, stream=True)))
-    assert sum(len(chunk["stride"]["trace"]) for chunk in sent) == len(sent)
-    assert "trace" not in answer(client)["stride"]
-
-
-def test_a_trace_shows_masks(client: TestClient) -> None:
-    for forward in answer(client, stride={"decoder": "static", "k": 3, "trace": True})["stride"]["trace"]:
-        kinds = [row["kind"] for row in forward["rows"]]
-        pending = kinds.count("pending")
-        assert kinds[pending:] == ["mask", "mask"][: len(kinds) - pending]
-        assert [row["parent"] for row in forward["rows"]] == list(range(-1, len(kinds) - 1))
-        assert all((row["token"] is None) == (row["kind"] == "mask") for row in forward["rows"])
-        assert forward["accepted"] == forward["rejected"] == []
-
-
-def test_traces_of_several_answers_say_whose_they_are(client: TestClient) -> None:
-    trace = answer(client, n=2, stride={"trace": True}, logprobs=True, top_logprobs=1)["stride"]["trace"]
-    assert {forward["choice"] for forward in trace} == {0, 1}
 
 
 def test_messages_reach_the_template(client: TestClient, context: Context) -> None:
@@ -323,7 +296,7 @@ def test_the_form_of_an_answer_is_a_grammar(language_model: LanguageModel) -> No
         assert isinstance(first.grammar, Anything) and first.grammar is not second.grammar
         answer(client, response_format=form)
         assert isinstance(submitted(context)[-1].grammar, Anything)
-    assert grammars.asked == ["object", schema]
+    assert grammars.asked == [{"type": "object"}, schema | {"additionalProperties": False}]
 
 
 def test_schemas_have_limits(language_model: LanguageModel) -> None:
@@ -341,106 +314,3 @@ def test_schemas_have_limits(language_model: LanguageModel) -> None:
         assert grammars.asked == []
         assert asked({"type": "nonsense"})["param"] == "response_format"  # what the compiler refuses
         assert grammars.asked == [{"type": "nonsense"}]
-
-
-def test_a_full_queue_says_when_to_come_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Worker, "waiting", property(lambda worker: 255))
-    assert client.post(CHAT, json=chat()).status_code == 200
-    reply = client.post(CHAT, json=chat(n=2))
-    assert refusal(reply, 429)["message"] and int(reply.headers["retry-after"]) >= 1
-
-
-def crash_after(model: LanguageModel, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, left = model.engine.step, iter(range(steps))
-
-    def limited() -> Any:
-        if next(left, None) is None:
-            raise RuntimeError("secret: /home/someone")
-        return step()
-
-    monkeypatch.setattr(model.engine, "step", limited)
-
-
-def test_a_crash_ends_a_stream_with_an_error_event(
-    language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crash_after(language_model, 4, monkeypatch)
-    with serving(make_context(language_model)) as client:
-        stride = {"decoder": "autoregressive"}
-        reply = client.post(CHAT, json=chat(stream=True, logprobs=True, max_tokens=20, n=2, stride=stride))
-        *_, last = reply.text.strip().split("\n\n")
-        event, data = last.split("\n")
-        assert event == "event: error" and json.loads(data.removeprefix("data: "))["error"]["code"] == 503
-        assert "[DONE]" not in reply.text and "secret" not in reply.text and reply.text.count("data: ") > 4
-        assert refusal(client.post(CHAT, json=chat()), 503)["type"] == "server_error"
-
-
-def test_a_crash_before_the_first_token_has_a_status(
-    language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crash_after(language_model, 0, monkeypatch)
-    with serving(make_context(language_model)) as client:
-        assert refusal(client.post(CHAT, json=chat(stream=True)), 503)
-
-
-def test_what_nobody_foresaw_tells_nothing_of_the_inside(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("/secret/path")
-
-    monkeypatch.setattr("stridelm.serve.chat.check_queue", fail)
-    reply = client.post(CHAT, json=chat())
-    assert refusal(reply, 500)["type"] == "server_error" and "secret" not in reply.text
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_answers(
-    language_model: LanguageModel, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = language_model.engine.step
-
-    def slow() -> Any:
-        time.sleep(0.02)
-        return step()
-
-    monkeypatch.setattr(language_model.engine, "step", slow)
-    context = make_context(language_model)
-    body = json.dumps(chat(stream=stream, max_tokens=400, n=2, **NO_END)).encode()
-    sent = asyncio.run(_leave_early(context, body))
-    sequences = submitted(context)
-    assert len(sequences) == 2 and all(each.output and each.finish_reason is None for each in sequences)
-    assert bool(sent) == stream
-    assert language_model.engine.forward.cache.free_blocks == language_model.engine.forward.cache.block_count
-
-
-async def _leave_early(context: Context, body: bytes) -> list[bytes]:
-    """Ask, wait until something is written, leave. Returns what was sent before."""
-    sent: list[bytes] = []
-    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": CHAT,
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
-        "http_version": "1.1",
-    }
-
-    async def receive() -> dict[str, Any]:
-        if messages:
-            return messages.pop()
-        while not all(len(sequence.output) > 3 for sequence in submitted(context)):
-            await asyncio.sleep(0.01)
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body" and message["body"].startswith(b"data"):
-            sent.append(message["body"])
-
-    context.worker.start()
-    try:
-        await make_app(context)(scope, receive, send)
-        while not context.worker.is_idle:
-            await asyncio.sleep(0.01)
-    finally:
-        context.worker.stop()
-    return sent

@@ -51,7 +51,13 @@ def test_a_reply_has_openai_s_form(client: TestClient, context: Context) -> None
     assert reply["id"].startswith("cmpl-") and reply["object"] == "text_completion"
     [choice] = reply["choices"]
     assert choice == {"index": 0, "text": expected.text, "logprobs": None, "finish_reason": expected.finish_reason}
-    assert reply["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert reply["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 13,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+    }
     assert reply["stride"]["seed"] == 3 and reply["metrics"]["speculative_decoding"]["num_draft_tokens"] >= 0
 
 
@@ -95,7 +101,17 @@ def test_echo_repeats_the_prompt(client: TestClient, context: Context) -> None:
     silent = answer(client, echo=True, max_tokens=0, n=2)
     assert said(silent) == ["hello", "hello"] and silent["usage"]["completion_tokens"] == 0
     assert {choice["finish_reason"] for choice in silent["choices"]} == {"length"}
-    assert refusal(client.post(TEXT, json=text(max_tokens=0)))["param"] == "max_tokens"
+
+
+def test_no_tokens_are_answered_with_nothing(client: TestClient) -> None:
+    silent = answer(client, ["hello", "he"], max_tokens=0, n=2)
+    assert said(silent) == [""] * 4 and {choice["finish_reason"] for choice in silent["choices"]} == {"length"}
+    assert silent["usage"]["prompt_tokens"] == 7 and silent["usage"]["completion_tokens"] == 0
+    sent = chunks(client.post(TEXT, json=text(["hello", "he"], max_tokens=0, n=2, stream=True)))
+    assert [choice["index"] for chunk in sent for choice in chunk["choices"]] == [0, 1, 2, 3]
+    assert {chunk["choices"][0]["finish_reason"] for chunk in sent} == {"length"} and "stride" in sent[-1]
+    # What cannot be is refused all the same.
+    assert refusal(client.post(TEXT, json=text(max_tokens=0, logit_bias={"260": 1})))["param"] == "logit_bias"
 
 
 def own_logprobs(context: Context, tokens: list[int]) -> torch.Tensor:

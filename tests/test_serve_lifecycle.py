@@ -59,9 +59,9 @@ def written(found: list[dict[str, Any] | str]) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each, dict) and each.get("choices")]
 
 
-def assert_ends_with_error(found: list[dict[str, Any] | str]) -> None:
+def assert_ends_with_error(found: list[dict[str, Any] | str], word: str) -> None:
     last = next(each for each in reversed(found) if isinstance(each, dict))
-    assert set(last["error"]) == {"message", "type", "param", "code"}
+    assert set(last["error"]) == {"message", "type", "param", "code"} and word in last["error"]["message"]
     assert all(each["choices"][0]["finish_reason"] is None for each in written(found))
 
 
@@ -81,7 +81,7 @@ def test_a_signal_lets_open_answers_finish(start: Callable[..., Any]) -> None:
             health, refused = other.get("/health"), other.post("/v1/completions", json=completion())
             found += list(stream)
         assert health.json() == {"status": "draining"}
-        assert refused.status_code == 503
+        assert refused.status_code == 503 and "is shutting down" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) == 50
         assert refused.json()["error"]["type"] == "server_error"
         assert found[-1] == "[DONE]"
@@ -104,7 +104,7 @@ def test_what_does_not_finish_in_time_ends_with_an_error(start: Callable[..., An
             found = [next(stream)]
             server.terminate()
             found += list(stream)
-        assert_ends_with_error(found)
+        assert_ends_with_error(found, "is shutting down")
         assert server.wait() == 0
         assert "1 requests are given up" in server.log and "Traceback" not in server.log
 
@@ -178,12 +178,12 @@ def test_a_crash_of_the_engine_is_told_to_everyone(server: ThreadServer) -> None
         is_read.set()
         for each, stream in zip(found, streams, strict=True):
             each += stream
-            assert_ends_with_error(each)
+            assert_ends_with_error(each, "has crashed")
             assert "secret" not in str(each)
         until(lambda: client.get("/health").status_code == 503)
         assert client.get("/health").json() == {"status": "failed"}
         refused = client.post("/v1/completions", json=completion())
-        assert refused.status_code == 503
+        assert refused.status_code == 503 and "has crashed" in refused.text
         assert "secret" not in refused.text
         assert client.get("/metrics").status_code == 200
     assert isinstance(server.context.worker.failure, RuntimeError)

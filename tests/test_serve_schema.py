@@ -23,6 +23,7 @@ NUMBERS = [(CHAT, name) for name in [*SHARED, "max_completion_tokens", "top_logp
 NUMBERS += [(TEXT, name) for name in [*SHARED, "logprobs", "prompt.0"]]
 EXTREMES = ("9223372036854775808", "-1", "0", "1e308", "NaN", "-Infinity", "1.5", "true", '"1"', "1e999", "-0.0")
 TAKEN_SOMEWHERE = ("-1", "0", "-0.0", "1.5")
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def body_with(path: str, place: str, value: str) -> bytes:
 @pytest.mark.parametrize(("path", "place"), NUMBERS)
 def test_no_number_reaches_the_engine_that_should_not(client: TestClient, path: str, place: str) -> None:
     for value in EXTREMES:
-        reply = client.post(path, content=body_with(path, place, value), headers={"content-type": "application/json"})
+        reply = client.post(path, content=body_with(path, place, value), headers=JSON)
         assert reply.status_code in (200, 400), (value, reply.text)
         if reply.status_code == 200:
             assert value in TAKEN_SOMEWHERE or (place, value) == ("prompt.0", '"1"')
@@ -67,18 +68,42 @@ def test_no_number_reaches_the_engine_that_should_not(client: TestClient, path: 
 @pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"\\ud800"', b"\xff", b"[" * 3000, b'{"model": NaN}'])
 def test_what_is_no_request_is_refused(client: TestClient, path: str, content: bytes) -> None:
-    error = refusal(client.post(path, content=content, headers={"content-type": "application/json"}))
+    error = refusal(client.post(path, content=content, headers=JSON))
     assert error["type"] == "invalid_request_error" and error["message"]
 
 
-@pytest.mark.parametrize("name", ["user", "store", "functions", "service_tier", "prompt", "suffix", "metadata"])
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+def test_a_body_s_refusal_says_what_is_wrong_with_it(client: TestClient, path: str) -> None:
+    def message(content: bytes, **headers: str) -> str:
+        status = 415 if headers else 400
+        return refusal(client.post(path, content=content, headers=headers or JSON), status)["message"]
+
+    assert message(b"") == "the body is empty: it must be a JSON object"
+    assert message(b"{'model'}").startswith("the body is not JSON: ") and "line 1 column 2" in message(b"{'model'}")
+    assert message(b"[]").startswith("the body: ") and message(b"null").startswith("the body: ")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "/"):
+        assert "`Content-Type: application/json`" in message(b"{}", **{"content-type": kind})
+    for kind in ("application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"):
+        reply = client.post(path, content=b"[]", headers={"content-type": kind})
+        assert refusal(reply)["message"].startswith("the body: ")
+
+
+def test_a_body_without_a_type_is_not_read(client: TestClient) -> None:
+    request = client.build_request("POST", TEXT, content=orjson.dumps(text()))
+    assert "content-type" not in request.headers
+    assert refusal(client.send(request), 415)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["prompt", "suffix", "best_of", "input", "enable_thinking", "Model", ""])
 def test_a_chat_refuses_fields_it_does_not_know(client: TestClient, name: str) -> None:
-    assert refusal(client.post(CHAT, json=chat(**{name: None})))["param"] == name
+    error = refusal(client.post(CHAT, json=chat(**{name: None})))
+    assert (error["param"] or "") == name and error["message"].endswith(": this field is not known here")
 
 
-@pytest.mark.parametrize("name", ["suffix", "best_of", "user", "messages", "tools", "response_format"])
+@pytest.mark.parametrize("name", ["messages", "tools", "response_format", "functions", "verbosity", "prediction"])
 def test_a_completion_refuses_fields_it_does_not_know(client: TestClient, name: str) -> None:
-    assert refusal(client.post(TEXT, json=text(**{name: None})))["param"] == name
+    error = refusal(client.post(TEXT, json=text(**{name: None})))
+    assert error["param"] == name and error["message"] == f"{name}: this field is not known here"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +113,13 @@ def test_a_completion_refuses_fields_it_does_not_know(client: TestClient, name: 
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name"),
+        ({"messages": [{"role": "user", "content": "x", "nickname": "Ann"}]}, "messages.0.nickname"),
+        ({"messages": [{"role": "user", "content": "x", "name": "x" * 257}]}, "messages.0.name"),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "messages.0.content.0.type",
         ),
-        ({"messages": [{"role": "assistant"}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "nobody's"}]}, "messages"),
         ({"stop": ""}, "stop"),
@@ -103,13 +128,12 @@ def test_a_completion_refuses_fields_it_does_not_know(client: TestClient, name: 
         ({"n": 17}, "n"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"logit_bias": {"260": 1}}, "logit_bias"),
-        ({"temperature": 1e-5}, "temperature"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"max_completion_tokens": 9}, "max_completion_tokens"),
         ({"max_tokens": 512}, "max_tokens"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_everything": True}}, "stream_options.include_everything"),
+        ({"stream_options": {"include_obfuscation": "no"}, "stream": True}, "stream_options.include_obfuscation"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -141,9 +165,13 @@ def test_the_model_must_be_the_served_one(client: TestClient) -> None:
     assert error["code"] == "model_not_found" and error["param"] == "model"
     assert refusal(client.post(TEXT, json=text(model="other")), 404)["code"] == "model_not_found"
     assert refusal(client.post("/tokenize", json={"model": "other", "prompt": "x"}), 404)["param"] == "model"
-    body = chat()
-    del body["model"]
-    assert refusal(client.post(CHAT, json=body))["param"] == "model"
+
+
+def test_a_request_that_names_no_model_means_the_one(client: TestClient) -> None:
+    for path, body in ((CHAT, chat()), (TEXT, text())):
+        for named in (body | {"model": None}, {name: value for name, value in body.items() if name != "model"}):
+            reply = client.post(path, json=named)
+            assert reply.status_code == 200 and reply.json()["model"] == "tiny"
 
 
 def test_errors_hold_no_paths(client: TestClient, converted: Callable[..., Any]) -> None:

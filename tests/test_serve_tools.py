@@ -1,40 +1,35 @@
 """Tools: told to the model by its template, called in its own form, read out of its text."""
 
 import copy
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, refusal, serving
 from assembly import assembled
 from stridelm.api import LanguageModel
-from stridelm.serve.chat_schema import Function
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.tool_grammar import may_call, must_call
-from stridelm.serve.tool_reader import CallReader, Found
-from stridelm.serve.tools import FORMATS, HERMES, LLAMA, MISTRAL, Call, ToolFormat
+from stridelm.serve.tools import HERMES, LLAMA, MISTRAL, ToolFormat
 from stridelm.settings import LoadSettings
-from stridelm.types import Sequence
-
-CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/name"}}, "$defs": {"name": {"type": "string"}}}
-WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-CALLS = [Call("weather", {"city": "Zürich"}), Call("clock", {})]
-
-_LOOP = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}"
-_TOOLS = "{% if tools %}{% for t in tools %}{{ t | tojson }}\n{% endfor %}{% endif %}"
-_CALLED = "{% for c in m['tool_calls'] or [] %}MARK{{ c['function']['arguments'] | tojson }}{% endfor %}"
-_END = "\n{% endfor %}"
-
-
-def template(marker: str) -> str:
-    return _TOOLS + _LOOP + _CALLED.replace("MARK", marker) + _END
+from tool_asking import (
+    CALLS,
+    CLOCK,
+    END,
+    LOOP,
+    PLACE,
+    WEATHER,
+    accepts,
+    ask,
+    called,
+    gathered,
+    prompt_of,
+    scripted,
+    template,
+    without_ids,
+)
 
 
 @pytest.fixture
@@ -52,143 +47,15 @@ def with_template(tiny: Callable[..., Any]) -> Callable[[str | None], LanguageMo
     return make
 
 
+def streamed(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
+    """The chunks of the answer that `ask` asks for."""
+    return chunks(client.post(CHAT, json=chat(**{"tools": [WEATHER, CLOCK]} | fields, stream=True)))
+
+
 @pytest.fixture
 def model(with_template: Callable[[str | None], LanguageModel], tiny: Callable[..., Any]) -> LanguageModel:
     """With its own template, which has no place for tools."""
     return with_template(tiny("llama").tokenizer.chat_template)
-
-
-@contextmanager
-def scripted(
-    model: LanguageModel, text: str, *, grammars: NotedGrammars | None = None, ending: str = "stop", size: int = 3
-) -> Iterator[tuple[TestClient, Scripted]]:
-    """A server whose model always says the same."""
-    worker = Scripted(text, size=size, ending=ending)
-    with serving(make_context(model, grammars=grammars, worker=worker)) as client:
-        yield client, worker
-
-
-def ask(client: TestClient, **fields: Any) -> dict[str, Any]:
-    reply = client.post(CHAT, json=chat(**{"tools": [WEATHER, CLOCK]} | fields))
-    assert reply.status_code == 200, reply.text
-    return reply.json()["choices"][0]
-
-
-def called(message: dict[str, Any]) -> list[Call]:
-    return [
-        Call(call["function"]["name"], json.loads(call["function"]["arguments"]))
-        for call in message.get("tool_calls", ())
-    ]
-
-
-def prompt_of(model: LanguageModel, sequence: Sequence) -> str:
-    return str(model.target.tokenizer.decode(sequence.tokens[: sequence.prompt_length]))
-
-
-def read(form: ToolFormat, text: str, *, size: int = 1, many: bool = True) -> Found:
-    reader = CallReader(form, {"weather", "clock"}, many=many)
-    found = Found()
-    for start in range(0, len(text), size):
-        piece = reader.push(text[start : start + size])
-        found.text += piece.text
-        found.calls += piece.calls
-    rest = reader.flush()
-    assert len(found.calls) + len(rest.calls) == reader.calls
-    return Found(found.text + rest.text, found.calls + rest.calls)
-
-
-@pytest.mark.parametrize("size", [1, 5, 1000])
-@pytest.mark.parametrize("form", FORMATS, ids=["hermes", "mistral", "llama"])
-def test_what_a_form_writes_it_reads(form: ToolFormat, size: int) -> None:
-    assert read(form, form.write(CALLS), size=size) == Found("", CALLS)
-    assert read(form, form.write(CALLS), size=size, many=False).calls == CALLS[:1]
-    # The marker is a special token in many tokenizers, which is no part of the text.
-    unmarked = form.write(CALLS).removeprefix("[TOOL_CALLS] ")
-    assert read(form, unmarked, size=size) == Found("", CALLS)
-
-
-@pytest.mark.parametrize("size", [1, 7])
-def test_text_around_calls_stays(size: int) -> None:
-    call = HERMES.write(CALLS[:1])
-    assert read(HERMES, f"Let me see.\n\n{call}\n", size=size) == Found("Let me see.", CALLS[:1])
-    assert read(HERMES, f"a <b> {call} then {call}", size=size) == Found("a <b> then", [CALLS[0], CALLS[0]])
-    assert read(HERMES, "no call, a < b \n", size=size) == Found("no call, a < b \n", [])
-    for missing in range(14):  # the end was a stop string, or there was no room for it
-        assert read(HERMES, call[: len(call) - missing], size=size) == Found("", CALLS[:1])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>\nnot JSON\n</tool_call>",
-        '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": "now"}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": {}, "more": 1}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": {"a": NaN}}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": {"a": "\\ud800"}}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": {"a": 99999999999999999999999}}\n</tool_call>',
-        '<tool_call>\n{"name": "clock", "arguments": ' + '{"a": ' * 300 + "1" + "}" * 300 + "}\n</tool_call>",
-        '<tool_call>\n{"name": "clock", "argu',
-        "<tool_call>" + "[" * 5000 + "</tool_call>",
-        "<tool_ca",
-        "",
-    ],
-)
-def test_malformed_calls_stay_text(text: str) -> None:
-    assert read(HERMES, text) == Found(text, [])
-
-
-@pytest.mark.parametrize(
-    ("form", "text"),
-    [
-        (MISTRAL, "[TOOL_CALLS] [1, 2]"),
-        (MISTRAL, "[1, 2] is a list"),
-        (MISTRAL, "[" * 3000),
-        (MISTRAL, "[TOOL_CALLS] 3"),
-        (LLAMA, '{"name": "clock"} and more'),
-        (LLAMA, '{"city": "here"}'),
-        (LLAMA, "Plain text {"),
-    ],
-)
-def test_answers_that_are_no_calls_stay_text(form: ToolFormat, text: str) -> None:
-    assert read(form, text) == Found(text, [])
-
-
-def accepts(grammar: str, text: str) -> bool:
-    """Whether a text may be a whole answer."""
-    tokenizer = LLTokenizer("byte")
-    compiled = LLMatcher.grammar_from_lark(grammar)
-    assert not LLMatcher.validate_grammar(compiled, tokenizer)
-    matcher = LLMatcher(tokenizer, compiled)
-    tokens = tokenizer.tokenize_str(text)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
-
-
-FUNCTIONS = [Function(name="weather", parameters=CITY), Function(name="clock")]
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=["hermes", "mistral", "llama"])
-def test_a_grammar_makes_calls(form: ToolFormat) -> None:
-    many = must_call(form, FUNCTIONS, many=True, special={})
-    one = must_call(form, FUNCTIONS, many=False, special={})
-    assert accepts(many, form.write(CALLS)) and accepts(many, form.write(CALLS[1:]))
-    assert accepts(one, form.write(CALLS[:1])) and not accepts(one, form.write(CALLS))
-    for wrong in ([Call("nobody", {})], [Call("weather", {"city": 3})], [Call("clock", {"a": 1})]):
-        assert not accepts(many, form.write(wrong))
-    assert not accepts(many, "") and not accepts(many, "text")
-
-
-def test_a_marker_that_is_a_token_is_forced_as_one() -> None:
-    grammar = must_call(MISTRAL, FUNCTIONS, many=True, special={"<s>": 1, "[TOOL_CALLS]": 5})
-    assert grammar.startswith('start: <[5]> " [" call')
-
-
-def test_a_grammar_lets_a_model_choose() -> None:
-    many, one = may_call(HERMES, FUNCTIONS, many=True), may_call(HERMES, FUNCTIONS, many=False)
-    for grammar in (many, one):
-        assert accepts(grammar, "Just text, a < b.") and accepts(grammar, "See: " + HERMES.write(CALLS[:1]))
-        assert not accepts(grammar, HERMES.write([Call("weather", {"city": 3})]))
-    assert accepts(many, HERMES.write(CALLS)) and not accepts(one, HERMES.write(CALLS))
 
 
 def test_a_template_without_a_place_for_tools_is_told_in_words(model: LanguageModel) -> None:
@@ -241,12 +108,58 @@ def test_calls_and_what_they_gave_are_rendered_by_the_template(
     assert '[assistant] <tool_call>{"city": "Bern"}<tool_call>{}[tool] Rain.[tool] Noon.' in prompt
 
 
-@pytest.mark.parametrize("arguments", ["", "[]", "{", "NaN", '{"a":' * 100 + "1" + "}" * 100])
-def test_arguments_that_are_no_object(model: LanguageModel, arguments: str) -> None:
-    call = {"id": "one", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-    messages = [*chat()["messages"], {"role": "assistant", "tool_calls": [call]}]
+def with_arguments(arguments: str | None) -> list[dict[str, Any]]:
+    """A chat in which a function was called with these; None: with none at all."""
+    function = {"name": "weather"} | ({} if arguments is None else {"arguments": arguments})
+    return [*chat()["messages"], {"role": "assistant", "tool_calls": [{"id": "one", "function": function}]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Bern"}', '{"city": "Bern"}'),
+        (None, "{}"),
+        ("", "{}"),
+        (" \n", "{}"),
+        ("[]", "[]"),
+        ("{", '"{"'),
+        ('{"city": ', '"{\\"city\\": "'),
+        ("NaN", '"NaN"'),
+    ],
+)
+def test_arguments_in_a_chat(
+    with_template: Callable[[str | None], LanguageModel],
+    model: LanguageModel,
+    arguments: str | None,
+    shown: str,
+) -> None:
+    """Those that are no JSON, because a model wrote them wrongly or had no room, are shown to it as they are."""
+    with scripted(model, "So.") as (client, worker):
+        ask(client, messages=with_arguments(arguments), tool_choice="none")
+        assert f'{{"name": "weather", "arguments": {shown}}}\n' in prompt_of(model, worker.sequences[-1])
+    placed = with_template(template("<tool_call>"))
+    with scripted(placed, "So.") as (client, worker):
+        ask(client, messages=with_arguments(arguments))
+        assert prompt_of(placed, worker.sequences[-1]).endswith(f"[assistant] <tool_call>{shown}")
+
+
+def test_arguments_may_not_be_deep(model: LanguageModel) -> None:
     with scripted(model, "") as (client, _):
-        assert refusal(client.post(CHAT, json=chat(messages=messages)))["param"] == "messages"
+        deep = with_arguments('{"a":' * 100 + "1" + "}" * 100)
+        error = refusal(client.post(CHAT, json=chat(messages=deep)))
+        assert error["param"] == "messages" and "deep" in error["message"]
+        assert client.post(CHAT, json=chat(messages=with_arguments('{"a":' * 64 + "1" + "}" * 64))).status_code == 200
+
+
+def test_what_a_call_gave_may_name_the_function(model: LanguageModel) -> None:
+    """By its own name, by that of the call, or not at all."""
+    answered = {"role": "tool", "tool_call_id": "unheard", "content": "Rain."}
+    with scripted(model, "So.") as (client, worker):
+        ask(client, messages=[*chat()["messages"], answered | {"name": "weather"}], tool_choice="none")
+        assert '{"name":"weather","content":"Rain."}' in prompt_of(model, worker.sequences[-1])
+        for name in (None, ""):
+            error = refusal(client.post(CHAT, json=chat(messages=[*chat()["messages"], answered | {"name": name}])))
+            assert error["param"] == "messages" and "unheard" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -257,19 +170,9 @@ def test_calls_are_read_in_the_model_s_own_form(
     with_template: Callable[[str | None], LanguageModel], marker: str, form: ToolFormat, stream: bool
 ) -> None:
     with scripted(with_template(template(marker)), form.write(CALLS)) as (client, _):
-        if not stream:
-            choice = ask(client)
-            message = choice["message"]
-            assert message["content"] is None and choice["finish_reason"] == "tool_calls"
-        else:
-            parts = [
-                part["choices"][0] for part in chunks(client.post(CHAT, json=chat(tools=[WEATHER, CLOCK], stream=True)))
-            ]
-            assert parts[-1]["finish_reason"] == "tool_calls"
-            assert not any(part["delta"].get("content") for part in parts)
-            calls = [call for part in parts for call in part["delta"].get("tool_calls", ())]
-            assert [call["index"] for call in calls] == [0, 1]
-            message = {"tool_calls": calls}
+        choice = gathered(streamed(client)) if stream else ask(client)
+        message = choice["message"]
+        assert message["content"] is None and choice["finish_reason"] == "tool_calls"
         assert called(message) == CALLS
         ids = [call["id"] for call in message["tool_calls"]]
         assert len(set(ids)) == 2 and all(
@@ -280,13 +183,37 @@ def test_calls_are_read_in_the_model_s_own_form(
 def test_text_and_calls_in_a_stream(model: LanguageModel) -> None:
     text = "Let me look.\n" + HERMES.write(CALLS[:1])
     with scripted(model, text) as (client, _):
-        parts = [part["choices"][0] for part in chunks(client.post(CHAT, json=chat(tools=[WEATHER], stream=True)))]
-        assert "".join(part["delta"].get("content", "") for part in parts) == "Let me look."
-        assert [called(part["delta"]) for part in parts if "tool_calls" in part["delta"]] == [CALLS[:1]]
         choice = ask(client)
         assert choice["message"]["content"] == "Let me look." and called(choice["message"]) == CALLS[:1]
+        sent = streamed(client)
+        assert without_ids(gathered(sent)) == without_ids(choice)
+        # Each piece of the arguments is sent as soon as it is written, three characters a step.
+        pieces = [piece for chunk in sent for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
+        assert len(pieces) > 4 and all(len(piece["function"]["arguments"]) <= 3 for piece in pieces)
     with scripted(model, text[:-20], ending="length") as (client, _):
-        assert ask(client)["finish_reason"] == "length"
+        choice = ask(client)
+        assert choice["finish_reason"] == "length"
+        [call] = choice["message"]["tool_calls"]
+        assert '{"city": "Zürich"}'.startswith(call["function"]["arguments"]) and len(call["function"]["arguments"]) > 4
+        assert without_ids(gathered(streamed(client))) == without_ids(choice)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10, 1000])
+@pytest.mark.parametrize(
+    ("marker", "form"), [("<tool_call>", HERMES), ("[TOOL_CALLS]", MISTRAL), ("<|python_tag|>", LLAMA)]
+)
+def test_a_stream_of_calls_says_what_the_reply_says(
+    with_template: Callable[[str | None], LanguageModel], marker: str, form: ToolFormat, size: int
+) -> None:
+    model, written = with_template(template(marker)), form.write(CALLS)
+    turned = form.begin + form.before + f'{{"{form.arguments}": {{}}, "name": "clock"}}' + form.after + form.end
+    for text in (written, written[:-4], written[: len(written) // 2], turned, "Just text.", f"Text. {written}"):
+        with scripted(model, text, size=size) as (client, _):
+            for fields in ({}, {"parallel_tool_calls": False}):
+                choice = ask(client, **fields)
+                assert without_ids(gathered(streamed(client, **fields))) == without_ids(choice)
+                is_called = "tool_calls" in choice["message"]
+                assert choice["finish_reason"] == ("tool_calls" if is_called else "stop")
 
 
 def test_without_tools_calls_are_text(model: LanguageModel) -> None:
@@ -331,11 +258,48 @@ def test_a_call_is_forced_by_a_grammar(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize(
+    ("marker", "form"), [("<tool_call>", HERMES), ("[TOOL_CALLS]", MISTRAL), ("<|python_tag|>", LLAMA)]
+)
+def test_an_answer_of_a_form_may_be_a_call_instead(
+    with_template: Callable[[str | None], LanguageModel], marker: str, form: ToolFormat
+) -> None:
+    grammars = NotedGrammars(lambda: None)  # type: ignore[arg-type,return-value]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    model = with_template(template(marker))
+    with scripted(model, form.write(CALLS[:1]), grammars=grammars) as (client, _):
+        choice = ask(client, response_format=asked)
+        assert called(choice["message"]) == CALLS[:1] and choice["finish_reason"] == "tool_calls"
+        assert accepts(grammars.asked[-1], form.write(CALLS)) and accepts(grammars.asked[-1], '{"a": 1}')
+        for wrong in ('{"a": 1, "b": 2}', "{}", "text"):
+            assert not accepts(grammars.asked[-1], wrong)
+        ask(client, response_format={"type": "json_object"}, parallel_tool_calls=False)
+        assert accepts(grammars.asked[-1], '{"a": 1, "b": 2}') and not accepts(grammars.asked[-1], form.write(CALLS))
+        # A call that must be leaves no room for the form, and none that may not be leaves nothing but it.
+        ask(client, response_format=asked, tool_choice="required")
+        assert not accepts(grammars.asked[-1], '{"a": 1}') and accepts(grammars.asked[-1], form.write(CALLS))
+        ask(client, response_format=asked, tool_choice="none")
+        assert grammars.asked[-1] == schema | {"additionalProperties": False}
+    for answer in ('{"a": 1}', '{"a":\n 1}'):
+        with scripted(model, answer, grammars=grammars) as (client, _):
+            choice = ask(client, response_format=asked)
+            assert choice["message"] == {"role": "assistant", "content": answer} and choice["finish_reason"] == "stop"
+            assert gathered(streamed(client, response_format=asked)) == choice
+
+
+def test_tools_need_not_be_there_to_be_chosen_freely(model: LanguageModel) -> None:
+    with scripted(model, "Yes.") as (client, worker):
+        for tools in (None, []):
+            for fields in ({"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": True}):
+                assert ask(client, tools=tools, **fields)["message"]["content"] == "Yes."
+                assert prompt_of(model, worker.sequences[-1]) == "[user] hello\n[assistant] "
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": None, "parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "clock"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [CLOCK, CLOCK]}, "tools"),
@@ -344,7 +308,6 @@ def test_a_call_is_forced_by_a_grammar(model: LanguageModel) -> None:
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"title": "x" * 500}}}]}, "tools"),
         ({"tools": [CLOCK] * 129}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
     ids=str,
 )
@@ -355,7 +318,7 @@ def test_what_is_refused_of_tools(model: LanguageModel, change: dict[str, Any], 
 
 
 def test_forms_that_are_not_known(with_template: Callable[[str | None], LanguageModel]) -> None:
-    with scripted(with_template(_TOOLS + _LOOP + _END), "x") as (client, _):
+    with scripted(with_template(PLACE + LOOP + END), "x") as (client, _):
         assert refusal(client.post(CHAT, json=chat(tools=[CLOCK])))["param"] == "tools"
         assert client.post(CHAT, json=chat()).status_code == 200
     strict = {"type": "function", "function": {"name": "clock", "strict": True}}

@@ -193,11 +193,13 @@ def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypat
         monkeypatch.setattr(worker.engine.scheduler, "schedule", lambda: 1 / 0)
         is_broken.set()
         for each in opened:
-            with pytest.raises(EngineStopped):
+            with pytest.raises(EngineStopped, match="crashed") as told:
                 async for _ in each:
                     pass
-        with pytest.raises(EngineStopped):
+            assert told.value.has_crashed
+        with pytest.raises(EngineStopped) as told:
             OpenAnswer(worker, make(9))
+        assert told.value.has_crashed
 
     asyncio.run(run())
     assert isinstance(worker.failure, ZeroDivisionError) and not worker.is_healthy
@@ -213,9 +215,13 @@ def test_stopping_gives_up_what_is_open(worker: Worker, monkeypatch: pytest.Monk
         opened = OpenAnswer(worker, make(0))
         await anext(opened)
         await asyncio.to_thread(worker.stop)
-        with pytest.raises(EngineStopped):
+        with pytest.raises(EngineStopped, match="told to stop") as told:
             async for _ in opened:
                 pass
+        assert not told.value.has_crashed
+        with pytest.raises(EngineStopped) as told:
+            OpenAnswer(worker, make(9))
+        assert not told.value.has_crashed
 
     asyncio.run(run())
     assert free_blocks(worker) == BLOCKS and worker.failure is None
