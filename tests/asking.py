@@ -29,9 +29,6 @@ class NotedGrammars:
         self.start = start
         self.asked: list[Any] = []
 
-    async def json_object(self) -> Start:
-        return self._note("object")
-
     async def json_schema(self, schema: dict[str, Any]) -> Start:
         return self._note(schema)
 
@@ -87,7 +84,7 @@ def make_context(
         cast(Worker, worker or NotingWorker(model.engine)),
         settings or ServeSettings(),
         grammars or NotedGrammars(),
-        NAME,
+        settings.served_model_name or (NAME,) if settings else (NAME,),
     )
 
 

@@ -55,7 +55,7 @@ class ThreadServer:
 def serve_in_thread(model: LanguageModel, settings: ServeSettings | None = None) -> Iterator[ThreadServer]:
     """Serve a model, which nothing else may use meanwhile; default: without a key, leaving at once when it ends."""
     settings = settings or ServeSettings(port=0, grace=0)
-    context = make_context(model, settings, settings.served_name or NAME)
+    context = make_context(model, settings, NAME)
     addresses: list[str] = []
     is_over = threading.Event()  # ready, or failed before that
 

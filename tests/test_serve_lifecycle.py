@@ -42,7 +42,7 @@ def start(tiny_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Any
 
     def serve(*options: str, **environment: str) -> Any:
         folder = tiny_folder(max_position_embeddings=16384)
-        given = ("--served-name", NAME, "--cache-tokens", "32768", "--threads", "1", *options)
+        given = ("--served-model-name", NAME, "--cache-tokens", "32768", "--threads", "1", *options)
         return serve_in_process(folder, tmp_path / "log", *given, **environment)
 
     return serve

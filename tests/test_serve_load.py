@@ -52,7 +52,7 @@ def pool(model: LanguageModel) -> list[Asked]:
 
 @pytest.fixture
 def start(parts: dict[str, str], tmp_path: Path) -> Start:
-    options = ("--adapter", parts["adapter"], "--draft-model", parts["draft_model"], "--served-name", NAME)
+    options = ("--adapter", parts["adapter"], "--draft-model", parts["draft_model"], "--served-model-name", NAME)
     sizes = ("--cache-tokens", str(CACHE_TOKENS), "--threads", "1")
     return lambda: serve_in_process(parts["model"], tmp_path / "log", *options, *sizes)
 

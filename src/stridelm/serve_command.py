@@ -49,11 +49,11 @@ def run(request: Request) -> None:
         log.warning("everyone who reaches %s may use this server: set STRIDELM_API_KEY", settings.host)
     lane = Lane()
     model = lane.run(lambda: _load(request)).result()
-    name = settings.served_name or _own_name(request.model)
+    context = make_context(model, settings, _own_name(request.model), lane)
 
     def announce(address: str) -> None:
         print(
-            f"stridelm: {address}/v1 serves {name}, decoder {AUTO} by default, "
+            f"stridelm: {address}/v1 serves {', '.join(context.names)}, decoder {AUTO} by default, "
             f"a KV cache of {model.engine.forward.cache.capacity} tokens; playground: {address}/",
             flush=True,
         )
@@ -61,7 +61,7 @@ def run(request: Request) -> None:
             # Some browsers hold up whoever opens them, and this is the server's own thread.
             threading.Thread(target=_open, args=(f"{address}/",), daemon=True).start()
 
-    Server(make_context(model, settings, name, lane), announce).run([listener])
+    Server(context, announce).run([listener])
 
 
 def _open(address: str) -> None:

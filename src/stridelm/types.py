@@ -31,6 +31,8 @@ ROOT = -1
 
 MASKS = "self"
 """The name of drafts that come from masks."""
+PREDICTION = "prediction"
+"""The name of drafts that come from what a request predicts of its answer."""
 
 
 class RowKind(IntEnum):
@@ -219,6 +221,8 @@ class Sequence:
     """The same, but only where the host runs the step: asking for these does not make it do so."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
+    prediction: tuple[int, ...] = ()
+    """What the answer will mostly repeat, as whoever asked thinks: a source of drafts."""
     reads_anew: bool = False
     """Read the whole prompt, also where the cache knows its beginning: for answers whose times are compared."""
     prompt_length: int = field(init=False)
@@ -278,6 +282,8 @@ class Stride:
     """Per token; only where the sequence asks for some."""
     drafted: int = 0
     """How many drafts the pass verified."""
+    predicted: int = 0
+    """How many of them came from the sequence's prediction."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
     is_own: bool = False

@@ -3,12 +3,13 @@
 import math
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import stridelm
 from stridelm.serve.context import Context
 from stridelm.serve.errors import install_handlers
 from stridelm.serve.metrics import Metrics
-from stridelm.serve.middleware import Admission, ApiKey, RequestIds, SizeLimit, Traffic
+from stridelm.serve.middleware import Admission, ApiKey, Headers, RequestIds, SizeLimit, Traffic
 from stridelm.serve.playground.files import read_page
 from stridelm.serve.playground.routes import make_playground_router
 from stridelm.serve.routes import make_router
@@ -29,8 +30,18 @@ def create_app(context: Context) -> FastAPI:
     app.include_router(make_playground_router(context, page))
     # The last one is the first that a request meets.
     app.add_middleware(SizeLimit, most=settings.max_body)
-    app.add_middleware(Admission, traffic=traffic, retry_after=max(1, math.ceil(settings.grace)))
+    retry_after = max(1, math.ceil(settings.grace))
+    app.add_middleware(Admission, traffic=traffic, most=settings.most_requests, retry_after=retry_after)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key, open_paths={"/health", *page})
+    if settings.cors_origin:  # before the key is asked for: browsers ask first whether they may, without it
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Headers)
     app.add_middleware(RequestIds)
     return app

@@ -1,4 +1,4 @@
-"""How much a body may hold. Everything is counted before it is looked at, so that no body takes long, whatever it is."""
+"""How much a body may hold. Everything is counted before it is looked at, so that no body takes long."""
 
 from typing import Any
 

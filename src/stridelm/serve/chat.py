@@ -1,6 +1,5 @@
 """/v1/chat/completions: a chat goes in, the assistant's message comes out."""
 
-import json
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -9,20 +8,21 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from stridelm.serve.chat_schema import ChatRequest
+from stridelm.serve.chat_schema import ChatRequest, Prediction
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
 from stridelm.serve.generation import Generation, check_queue
 from stridelm.serve.logprobs import chat_form, scored_stride
-from stridelm.serve.prompts import Prompts
+from stridelm.serve.prompts import Prompts, text_of
 from stridelm.serve.reading import Answers
 from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
+from stridelm.serve.tool_reader import CallPart
 from stridelm.serve.tool_use import ToolUse, answer_grammar, tool_use
-from stridelm.serve.tools import Call, ToolFormat
+from stridelm.serve.tools import ToolFormat
 from stridelm.serve.trace import Forward, traced
 from stridelm.serve.vocabulary import Vocabulary
-from stridelm.types import Stride
+from stridelm.types import Sequence, Stride
 
 
 async def answer_chat(
@@ -38,12 +38,25 @@ async def answer_chat(
     )
     room = generation.room(prompts.checked(prompt, "messages"), asked, param)
     start = await answer_grammar(context, request, use, vocabulary)
-    sequences = generation.sequences(prompt, room, start=start, stops=use.stops if use else ())
-    report = Report(context, request, generation.plan(sequences[0]), [prompt])
+    # Made even where nothing is written, so that what cannot be is refused all the same.
+    sequences = generation.sequences(prompt, max(room, 1), start=start, stops=use.stops if use else ())
+    if request.prediction is not None:
+        await _predict(prompts, request.prediction, sequences)
+    report = Report(context, request, generation.plan(sequences[0]), sequences)
     writer = ChatWriter(context, vocabulary, request, use, report)
     check_queue(context, len(sequences), "n")
-    answers = Answers(context.worker, sequences)
+    answers = Answers(context.worker, sequences if room else [])
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
+
+
+async def _predict(prompts: Prompts, prediction: Prediction, sequences: list[Sequence]) -> None:
+    """Let answers be drafted from what they are predicted to be."""
+    if not sequences[0].policy.reads_predictions:
+        message = "prediction: the decoder does not look text up; auto, ngram and ensemble do, where they draft at all"
+        raise ApiError(400, message, param="prediction")
+    ids = await prompts.text(text_of(prediction.content), "prediction", adds_special=False)
+    for sequence in sequences:
+        sequence.prediction = tuple(ids)
 
 
 def _most_tokens(request: ChatRequest) -> tuple[int | None, str]:
@@ -90,7 +103,8 @@ class ChatWriter:
     ) -> None:
         self._vocabulary, self._request, self._use, self._report = vocabulary, request, use, report
         self._readers = [use.reader() if use else None for _ in range(request.count)]
-        self._envelope = Envelope(context, "chat.completion.chunk" if request.stream else "chat.completion", "chatcmpl")
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        self._envelope = Envelope(context, request, kind, "chatcmpl")
 
     async def whole(self, strides: Strides) -> Reply:
         messages = [_Part() for _ in self._readers]
@@ -101,13 +115,19 @@ class ChatWriter:
         return self._envelope.around(choices, **self._report.whole(trace))
 
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
-        unfinished, started = len(self._readers), set[int]()
+        """Each answer begins with a chunk that says whose words they are, and nothing else."""
+        unstarted, unfinished = set(range(len(self._readers))), len(self._readers)
         async for index, stride in strides:
             part = self._part(index, stride)
+            if index in unstarted:
+                unstarted.remove(index)
+                yield self._opening(index)
             unfinished -= part.finish_reason is not None
-            if index not in started or not part.is_empty:
-                yield self._chunk(index, part, opens=index not in started, is_last=not unfinished)
-                started.add(index)
+            if not part.is_empty:
+                yield self._chunk(index, part, is_last=not unfinished)
+        for index in sorted(unstarted):  # where no token was asked for
+            yield self._opening(index)
+            yield self._chunk(index, _Part(finish_reason="length"), is_last=index == len(self._readers) - 1)
         if self._request.includes_usage:
             yield self._envelope.around([], usage=self._report.usage())
 
@@ -127,7 +147,6 @@ class ChatWriter:
         """Take the calls out of a part's text."""
         reader, use = self._readers[index], self._use
         assert reader is not None and use is not None
-        before = reader.calls
         found = reader.push(part.text)
         part.text = found.text
         if part.finish_reason:
@@ -136,24 +155,26 @@ class ChatWriter:
             found.calls += rest.calls
             if reader.calls and part.finish_reason == "stop":
                 part.finish_reason = "tool_calls"
-        part.calls = [_call(before + number, call, use.form) for number, call in enumerate(found.calls)]
+        part.calls = [_delta(call, use.form) for call in found.calls]
 
     def _choice(self, index: int, part: _Part) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.text}
         if part.calls:
-            calls = [{name: value for name, value in call.items() if name != "index"} for call in part.calls]
-            message |= {"content": part.text or None, "tool_calls": calls}
+            message |= {"content": part.text or None, "tool_calls": _whole(part.calls)}
         return {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(part),
-            "finish_reason": part.finish_reason,
+            "finish_reason": part.finish_reason or "length",
         }
 
-    def _chunk(self, index: int, part: _Part, *, opens: bool, is_last: bool) -> Reply:
-        delta: dict[str, Any] = {"role": "assistant"} if opens else {}
-        if part.text or opens:
-            delta["content"] = part.text
+    def _opening(self, index: int) -> Reply:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._envelope.around([choice], **self._report.chunk([], is_last=False))
+
+    def _chunk(self, index: int, part: _Part, *, is_last: bool) -> Reply:
+        delta: dict[str, Any] = {"content": part.text} if part.text else {}
         if part.calls:
             delta["tool_calls"] = part.calls
         choice = {
@@ -168,10 +189,22 @@ class ChatWriter:
         return {"content": part.logprobs} if self._request.logprobs else None
 
 
-def _call(index: int, call: Call, form: ToolFormat) -> dict[str, Any]:
+def _delta(call: CallPart, form: ToolFormat) -> dict[str, Any]:
+    """A piece of a call, as streams tell it."""
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
     return {
-        "index": index,
+        "index": call.index,
         "id": form.id_prefix + secrets.token_hex(form.id_length)[: form.id_length],
         "type": "function",
-        "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+        "function": {"name": call.name, "arguments": call.arguments},
     }
+
+
+def _whole(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The calls that the pieces make."""
+    calls = [{name: delta[name] for name in ("id", "type", "function")} for delta in deltas if "id" in delta]
+    for index, call in enumerate(calls):
+        written = (delta["function"]["arguments"] for delta in deltas if delta["index"] == index)
+        call["function"] = {"name": call["function"]["name"], "arguments": "".join(written)}
+    return calls

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from stridelm.serve.message_schema import Content, FunctionName, Messages
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest
@@ -131,7 +131,7 @@ class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
     """What the answer must look like."""
     prediction: Prediction | None = None
     """What the answer will mostly repeat: it comes the faster the more of it does, and is the same."""
-    tools: Annotated[list[Tool], FailFast(), Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """Whether it may (auto), must (required, or a function by name) or must not (none)."""

@@ -1,5 +1,6 @@
 """/v1/completions: a text goes in, its continuation comes out; with echo and logprobs, how likely the text is."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -20,34 +21,43 @@ from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Alternatives, Stride
 
 _DEFAULT_TOKENS = 16
+_MOST_SCORES = 1_000_000
+"""Tokens of prompts that a reply may say the probability of, alternatives included."""
 
 
 async def answer_completion(
     http: Request, context: Context, prompts: Prompts, vocabulary: Vocabulary, request: CompletionRequest
 ) -> Response:
     generation = Generation(context, request, request.logprobs)
-    if request.max_tokens == 0 and not request.echo:
-        raise ApiError(400, "max_tokens: nothing would be answered; 0 is for echo", param="max_tokens")
-    encoded = [await _encode(prompts, prompt) for prompt in request.prompts]
+    check_queue(context, len(request.prompts) * request.count, "prompt")
+    encoded = [await _encode(prompts, prompt, request.suffix) for prompt in request.prompts]
     made = []
     for prompt in encoded:
         left = generation.room(prompt, request.max_tokens, "max_tokens")
         most = min(left, _DEFAULT_TOKENS) if request.max_tokens is None else request.max_tokens
         # Made even where nothing is written, so that what cannot be is refused all the same.
         made += generation.sequences(prompt, max(most, 1))
-    report = Report(context, request, generation.plan(made[0]), encoded)
+    report = Report(context, request, generation.plan(made[0]), made)
     sequences = [] if request.max_tokens == 0 else made
     scores = bool(request.echo) and request.logprobs is not None
+    if scores and sum(len(each.tokens) for each in made) * (1 + (request.logprobs or 0)) > _MOST_SCORES:
+        message = f"logprobs: more than {_MOST_SCORES} would be told; ask for fewer, or in several requests"
+        raise ApiError(400, message, param="logprobs")
     check_queue(context, len(sequences) + (len(encoded) if scores else 0), "prompt")
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
-    choices = _choices(context, vocabulary, request, encoded, scored_prompts)
+    choices = await asyncio.to_thread(_choices, context, vocabulary, request, encoded, scored_prompts)
     writer = CompletionWriter(context, request, choices, report)
     answers = Answers(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 
 
-async def _encode(prompts: Prompts, prompt: str | list[int]) -> list[int]:
-    ids = await prompts.text(prompt) if isinstance(prompt, str) else prompt
+async def _encode(prompts: Prompts, prompt: str | list[int], suffix: str | None) -> list[int]:
+    if suffix is None:
+        ids = await prompts.text(prompt) if isinstance(prompt, str) else prompt
+    elif isinstance(prompt, str):
+        ids = await prompts.gap(prompt, suffix)
+    else:
+        raise ApiError(400, "suffix: only for prompts that are text", param="suffix")
     return prompts.checked(ids, "prompt")
 
 
@@ -63,8 +73,12 @@ async def _score(context: Context, prompts: list[list[int]], alternatives: int) 
             likeliest[long[number]] += stride.alternatives
     finally:
         answers.close()
-    columns = zip(prompts, confidence, likeliest, strict=True)
-    return [list(scored(prompt[1:], each, others, alternatives)) for prompt, each, others in columns]
+
+    def put_together() -> list[list[Scored]]:
+        columns = zip(prompts, confidence, likeliest, strict=True)
+        return [list(scored(prompt[1:], each, others, alternatives)) for prompt, each, others in columns]
+
+    return await asyncio.to_thread(put_together)
 
 
 class _Choice:
@@ -108,7 +122,7 @@ class CompletionWriter:
 
     def __init__(self, context: Context, request: CompletionRequest, choices: list[_Choice], report: Report) -> None:
         self._request, self._choices, self._report = request, choices, report
-        self._envelope = Envelope(context, "text_completion", "cmpl")
+        self._envelope = Envelope(context, request, "text_completion", "cmpl")
 
     @property
     def _writes(self) -> bool:

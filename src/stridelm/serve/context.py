@@ -18,8 +18,6 @@ Start = Callable[[], Grammar]
 class Grammars(Protocol):
     """Compiles grammars off the event loop. What cannot be compiled is an ApiError without a `param`."""
 
-    async def json_object(self) -> Start: ...
-
     async def json_schema(self, schema: dict[str, Any]) -> Start: ...
 
     async def lark(self, text: str) -> Start: ...
@@ -33,8 +31,17 @@ class Context:
     worker: Worker
     settings: ServeSettings
     grammars: Grammars
-    name: str
-    """The model's name in requests and replies."""
+    names: tuple[str, ...]
+    """The model's in requests."""
+
+    @property
+    def name(self) -> str:
+        """Its first, which it goes by where nobody asked for another."""
+        return self.names[0]
+
+    def named(self, asked: str) -> str:
+        """The model's name in the reply to a request."""
+        return asked if asked in self.names else self.name
 
     @property
     def exact_to(self) -> str:
@@ -45,10 +52,9 @@ class Context:
         return ApiError(400, self._shown(str(error)), param=param)
 
     def check_model(self, name: str) -> None:
-        if name != self.name:
-            raise ApiError(
-                404, f"there is no model {name!r} here: this is {self.name}", param="model", code="model_not_found"
-            )
+        if name not in self.names and not self.settings.any_model_name:
+            message = f"there is no model {name!r} here: this is {' or '.join(self.names)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     def _shown(self, text: str) -> str:
         return text.replace(self.model.target.name, self.name)

@@ -1,7 +1,9 @@
 """From a request to the sequences that the engine is to write."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.context import Context, Start
@@ -17,6 +19,12 @@ _SAMPLING = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 """Fields that requests and SamplingParams call the same."""
+_READ: dict[str, Callable[[Any], Any]] = {
+    "temperature": lambda value: value if value >= 1e-4 else 0.0,
+    "top_p": lambda value: max(value, 1e-6),
+    "top_k": lambda value: max(value, 0),
+}
+"""What other servers take for the nearest value that makes sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,8 @@ class Generation:
         """`alternatives`: how many likeliest tokens are to be reported; None: no logprobs at all."""
         _check_limits(context, request)
         self._context, self._request, self._alternatives = context, request, alternatives
-        # The choices share a seed: their noise differs by their number.
-        self.seed = secrets.randbits(53) if request.seed is None else request.seed
+        # The choices share a seed: their noise differs by their number. -1 asks for any, here as in vLLM and llama.cpp.
+        self.seed = secrets.randbits(53) if request.seed in (None, -1) else request.seed
         self.settings = _decode_settings(context, request.options)
 
     def room(self, prompt: list[int], asked: int | None, param: str) -> int:
@@ -76,14 +84,16 @@ class Generation:
 
     def _params(self, max_tokens: int, stops: tuple[str, ...]) -> SamplingParams:
         request = self._request
-        given = {name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None}
+        given: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING}
+        given = {name: value for name, value in given.items() if value is not None}
+        nearest: dict[str, Any] = {name: read(given[name]) for name, read in _READ.items() if name in given}
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
-                seed=self.seed,
+                seed=self.seed % 2**64,
                 stop=(*request.stops, *stops),
-                **{"temperature": 1.0, **given},
+                **{"temperature": 1.0, **given, **nearest},
             )
         except InputError as error:
             raise self._context.refusal(error, error.field) from error
@@ -106,8 +116,6 @@ def _check_limits(context: Context, request: TextRequest) -> None:
         raise ApiError(400, f"n must be at most {settings.max_n} here, not {request.n}", param="n")
     if len(request.stops) > settings.max_stop:
         raise ApiError(400, f"stop: at most {settings.max_stop} strings are taken here", param="stop")
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "stream_options are for stream: true", param="stream_options")
 
 
 def _decode_settings(context: Context, options: StrideOptions) -> DecodeSettings:

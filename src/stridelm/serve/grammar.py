@@ -9,9 +9,12 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
@@ -22,7 +25,7 @@ from stridelm.serve.settings import ServeSettings
 Start = Callable[[], Grammar]
 """Gives the grammar of one answer, at its beginning."""
 
-_WHITESPACE = r"( |\n {0,16})"
+SPACING: "JsonCompileOptions" = {"whitespace_pattern": r"( |\n {0,16})", "coerce_one_of": True}
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation. Were any amount allowed, small
 models would write nothing else for ever."""
 _LIMITS = LLParserLimits(verbose_errors=False)
@@ -48,17 +51,10 @@ class Grammars:
         except ValueError as error:
             self._refusal = f"structured output is not supported for this model: {_shown(str(error))}"
 
-    async def json_object(self) -> Start:
-        """Any JSON object."""
-        return await self.json_schema({"type": "object"})
-
     async def json_schema(self, schema: dict[str, Any]) -> Start:
         """JSON that keeps to a schema. Properties come in the order in which the schema names them."""
-        if "x-guidance" in schema:
-            raise ApiError(400, "the schema cannot be used: x-guidance is not supported")
         try:
-            text = json.dumps(schema, allow_nan=False)
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=SPACING)
         except (ValueError, TypeError, RecursionError) as error:
             raise ApiError(400, f"the schema cannot be used: {_shown(str(error))}") from None
         return await self._start(grammar, "schema")
@@ -107,6 +103,9 @@ def _compile(vocabulary: Vocabulary, grammar: str) -> tuple[Compiled, str]:
 
 
 def _shown(message: str) -> str:
-    """An error message without what follows its first line, and without paths and addresses."""
-    line = re.sub(r"\S*://\S*|(?<![\w#])(/[\w.$-]+){2,}", "...", message.strip().split("\n")[0])
+    """An error message's first line and its reason, which a picture of the place may stand between, without paths and
+    addresses."""
+    first, *others = message.strip().split("\n")
+    reasons = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    line = re.sub(r"\S*://\S*|(?<![\w#])(/[\w.$-]+){2,}", "...", " ".join([first, *reasons[:1]]))
     return line if len(line) <= _LONGEST_MESSAGE else line[:_LONGEST_MESSAGE] + "..."

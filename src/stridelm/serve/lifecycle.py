@@ -24,22 +24,23 @@ from stridelm.serve.app import create_app
 from stridelm.serve.context import Context
 from stridelm.serve.grammar import Grammars
 from stridelm.serve.middleware import HEADER_BYTES, Traffic
-from stridelm.serve.protocol import Protocol
+from stridelm.serve.protocol import make_protocol, most_connections
 from stridelm.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 10
 _SPARE_CONNECTIONS = 256
-"""Beyond those that answers may take: connections that rest, and requests that are refused."""
+"""That rest, or ask how the server is."""
 _FAREWELL_SECONDS = 5
 """For the last bytes of answers to reach clients that read slowly."""
 
 
 def make_context(model: LanguageModel, settings: ServeSettings, name: str, lane: Lane | None = None) -> Context:
-    """`name`: the model's, in requests and replies; `lane`: where it was loaded."""
+    """`name`: the model's own, for where the settings give none; `lane`: where it was loaded."""
     model.engine.scheduler.most_sequences = settings.max_sequences
-    return Context(model, Worker(model.engine, lane=lane), settings, Grammars(model, settings), name)
+    names = settings.served_model_name or (name,)
+    return Context(model, Worker(model.engine, lane=lane), settings, Grammars(model, settings), names)
 
 
 def bind(settings: ServeSettings) -> socket.socket:
@@ -73,17 +74,17 @@ class Server(uvicorn.Server):
         self._traffic: Traffic = app.state.traffic
         self._deadline: float | None = None
         settings = context.settings
+        most = most_connections(settings.most_requests + _SPARE_CONNECTIONS)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Protocol,
+                http=make_protocol(most, settings.send_seconds),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
                 h11_max_incomplete_event_size=HEADER_BYTES,
-                limit_concurrency=settings.max_queue + settings.max_sequences + _SPARE_CONNECTIONS,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_FAREWELL_SECONDS,
             )

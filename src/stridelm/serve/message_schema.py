@@ -3,7 +3,7 @@ other servers. What a chat template may read is kept (`name`, `reasoning_content
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from stridelm.serve.schema import Strict
 
@@ -38,10 +38,10 @@ class RefusalPart(Labelled):
         return self.refusal
 
 
-Texts = Annotated[list[TextPart], FailFast(), Field(min_length=1)]
+Texts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
 Content = str | Texts
 SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Said = str | Annotated[list[SaidPart], FailFast()]
+Said = str | Annotated[list[SaidPart], Field(fail_fast=True)]
 
 
 class CalledFunction(Labelled):
@@ -90,7 +90,7 @@ class AssistantMessage(Message):
 
     role: Literal["assistant"]
     content: Said | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     refusal: str | None = None
     """What it said instead of an answer, where there is no content."""
     reasoning_content: str | None = None
@@ -116,4 +116,4 @@ class ToolMessage(Message):
 
 
 AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
-Messages = Annotated[list[AnyMessage], FailFast(), Field(min_length=1)]
+Messages = Annotated[list[AnyMessage], Field(fail_fast=True, min_length=1)]

@@ -17,7 +17,9 @@ from stridelm.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-HEADER_BYTES = 64 * 2**10
+HEADER_BYTES = 32 * 2**10
+_MOST_ARRIVING = 16
+"""Bodies of the largest size that may be on their way at once."""
 BODY_SECONDS = 30.0
 """The longest that a request may take to arrive."""
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -92,12 +94,25 @@ class ApiKey(_Layer):
             await _refuse(error, scope, send, {"www-authenticate": "Bearer"})
 
 
-class Admission(_Layer):
-    """Counts the requests for work, which are those that post something, and takes none while the server drains."""
+class Headers(_Layer):
+    """Refuses requests whose address and headers are too much, or do not agree on where the body ends."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, retry_after: int) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            _check_headers(scope)
+        except ApiError as error:
+            return await _refuse(error, scope, send, {"connection": "close"})
+        await self._app(scope, receive, send)
+
+
+class Admission(_Layer):
+    """Counts the requests for work, which are those that post something, and takes none while the server drains, or
+    while there are more than could ever be waiting. How the server is it tells all the same."""
+
+    def __init__(self, app: ASGIApp, traffic: Traffic, most: int, retry_after: int) -> None:
         super().__init__(app)
         self._traffic = traffic
+        self._most = most
         self._retry_after = retry_after
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +121,8 @@ class Admission(_Layer):
         elif self._traffic.is_draining:
             error = ApiError(503, "the server is shutting down: try again later", retry_after=self._retry_after)
             await _refuse(error, scope, send, {"connection": "close"})
+        elif self._traffic.under_way >= self._most:
+            await _refuse(ApiError(503, "too many requests at once: come again", retry_after=1), scope, send)
         else:
             self._traffic.under_way += 1
             try:
@@ -115,16 +132,17 @@ class Admission(_Layer):
 
 
 class SizeLimit(_Layer):
-    """Reads the whole body, if headers and body are small enough and come in time, and hands it on in one piece."""
+    """Reads the whole body, if it is small enough and comes in time, and hands it on in one piece."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float = BODY_SECONDS) -> None:
         super().__init__(app)
         self._most = most
         self._seconds = seconds
+        self._arriving = 0
+        """Bytes of bodies that are not whole yet."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            _check_headers(scope)
             self._check(int(_header(scope, b"content-length") or 0))
             async with asyncio.timeout(self._seconds):
                 body = await self._read(receive)
@@ -132,7 +150,7 @@ class SizeLimit(_Layer):
             error = ApiError(408, f"the request's body did not arrive within {self._seconds:g} seconds")
             return await _refuse(error, scope, send, {"connection": "close"})
         except ApiError as error:
-            return await _refuse(error, scope, send)
+            return await _refuse(error, scope, send, {"connection": "close"})
         if body is None:
             return None  # the client has left
         await self._app(scope, _replay(body, receive), send)
@@ -143,18 +161,29 @@ class SizeLimit(_Layer):
 
     async def _read(self, receive: Receive) -> bytes | None:
         body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            self._check(len(body))
-            if not message.get("more_body", False):
-                return bytes(body)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                body += part
+                self._arriving += len(part)
+                self._check(len(body))
+                if not message.get("more_body", False):
+                    return bytes(body)
+                if self._arriving > _MOST_ARRIVING * self._most:
+                    raise ApiError(503, "too many large requests arrive at once: come again", retry_after=1)
+        finally:
+            self._arriving -= len(body)
 
 
 def _check_headers(scope: Scope) -> None:
-    """The connection itself minds only headers that come in several pieces."""
+    """The connection itself minds only headers that come in several pieces. Two statements of a body's length are how
+    requests are smuggled past proxies."""
+    names = [name for name, _ in scope["headers"]]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise ApiError(400, "the request has both Content-Length and Transfer-Encoding: it must have one")
     size = len(scope["path"]) + len(scope["query_string"])
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
         raise ApiError(400, f"the request's address and headers have more than the {HEADER_BYTES} bytes that they may")

@@ -7,10 +7,13 @@ import orjson
 from jinja2 import TemplateError
 
 from stridelm.model.tokenizer import TextTokenizer
-from stridelm.serve.chat_schema import AssistantMessage, Content, Function, Message, ToolCall, ToolMessage
+from stridelm.serve.bounds import too_long
+from stridelm.serve.chat_schema import Function
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
+from stridelm.serve.infill import FillIn
 from stridelm.serve.json_body import depth
+from stridelm.serve.message_schema import AnyMessage, AssistantMessage, Content, Said, ToolCall, ToolMessage
 from stridelm.serve.tools import Call, ToolTalk, describe, tool_talk
 
 Turn = dict[str, Any]
@@ -26,6 +29,8 @@ class Prompts:
         self._tokenizer: TextTokenizer = context.model.target.tokenizer
         # The first call may change the tokenizer's settings, which is not for several threads at once.
         self._tokenizer.encode("hello")
+        self._most_characters = context.model.max_length * _longest_token(self._tokenizer)
+        self._fill_in = FillIn.of(self._tokenizer)
         hello: list[Turn] = [{"role": "user", "content": "hello"}]
         template = self._tokenizer.chat_template
         self.talk: ToolTalk = tool_talk(
@@ -35,7 +40,7 @@ class Prompts:
 
     async def chat(
         self,
-        messages: list[Message],
+        messages: list[AnyMessage],
         functions: list[Function],
         *,
         opens_turn: bool = True,
@@ -44,21 +49,34 @@ class Prompts:
     ) -> list[int]:
         """A chat in the model's template. `functions` are those that the model is told of."""
         _check_ending(messages, opens_turn=opens_turn, continues=continues)
-        turns = self._turns(messages)
-        tools = [_shown(function) for function in functions]
-        if tools and not self.talk.has_place:
-            turns, tools = _with_system(turns, describe(tools)), []
 
         def render() -> list[int]:
+            self._check_length(sum(_length(message) for message in messages), "messages")
+            turns, tools = self._turns(messages), [_shown(function) for function in functions]
+            if tools and not self.talk.has_place:
+                turns, tools = _with_system(turns, describe(tools)), []
             text = self._render(turns, tools or None, opens_turn=opens_turn, continues=continues)
             return self._tokenizer.encode(text, add_special_tokens=adds_special)
 
         # Long texts take their time, and others wait for the event loop.
         return await asyncio.to_thread(render)
 
-    async def text(self, prompt: str, *, adds_special: bool = True) -> list[int]:
+    async def text(self, prompt: str, param: str = "prompt", *, adds_special: bool = True) -> list[int]:
         """A text as it stands."""
+        self._check_length(len(prompt), param)
         return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens=adds_special)
+
+    async def gap(self, prompt: str, suffix: str) -> list[int]:
+        """A gap between two texts, for models that were taught to fill it."""
+        if self._fill_in is None:
+            raise ApiError(400, "suffix: this model was not taught to fill in, it has no tokens for it", param="suffix")
+        before = await self.text(prompt, adds_special=False)
+        return self._fill_in.join(before, await self.text(suffix, "suffix", adds_special=False))
+
+    def _check_length(self, characters: int, param: str) -> None:
+        """A text that cannot fit, whatever its tokens are, is not cut into them: that takes seconds."""
+        if characters > self._most_characters:
+            raise too_long(param, f"{characters} characters", self._context.model.max_length)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
         """Token ids that the model can read and still write something."""
@@ -66,12 +84,7 @@ class Prompts:
             raise ApiError(400, f"{param}: it is empty, it has no tokens", param=param)
         most = self._context.model.max_length
         if len(ids) >= most:
-            raise ApiError(
-                400,
-                f"{param}: these are {len(ids)} tokens, but the model takes {most} with the answer",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise too_long(param, f"{len(ids)} tokens", most)
         self.check_known(ids, param)
         return ids
 
@@ -102,21 +115,22 @@ class Prompts:
             tokenize=False,
         )
 
-    def _turns(self, messages: list[Message]) -> list[Turn]:
+    def _turns(self, messages: list[AnyMessage]) -> list[Turn]:
+        called = _called(messages)
         if self.talk.has_place:
-            return [_turn(message, messages) for message in messages]
+            return [_turn(message, called) for message in messages]
         turns: list[Turn] = []
         for message in messages:
-            turn = self._spelt_out(message, messages)
+            turn = self._spelt_out(message, called)
             if isinstance(message, ToolMessage) and turns and turns[-1].get("answers"):
                 turns[-1]["content"] += "\n" + turn["content"]
             else:
                 turns.append(turn)
         return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
 
-    def _spelt_out(self, message: Message, messages: list[Message]) -> Turn:
+    def _spelt_out(self, message: AnyMessage, called: dict[str, str]) -> Turn:
         """A message for a template that knows nothing of tools: calls are text, what they gave a user's turn."""
-        turn = _turn(message, messages)
+        turn = _turn(message, called)
         if isinstance(message, ToolMessage):
             answer = orjson.dumps({"name": turn["name"], "content": turn["content"]}).decode()
             return {"role": "user", "content": f"<tool_response>\n{answer}\n</tool_response>", "answers": True}
@@ -127,7 +141,7 @@ class Prompts:
         return turn
 
 
-def _check_ending(messages: list[Message], *, opens_turn: bool, continues: bool) -> None:
+def _check_ending(messages: list[AnyMessage], *, opens_turn: bool, continues: bool) -> None:
     if continues and opens_turn:
         message = "continue_final_message goes on with a turn, add_generation_prompt opens one: choose"
         raise ApiError(400, message, param="add_generation_prompt")
@@ -137,43 +151,63 @@ def _check_ending(messages: list[Message], *, opens_turn: bool, continues: bool)
         raise ApiError(400, message, param="continue_final_message")
 
 
-def _turn(message: Message, messages: list[Message]) -> Turn:
-    """A message as templates read it: content is text, arguments are objects."""
-    turn: Turn = {"role": message.role, "content": _text(message.content)}
+def _turn(message: AnyMessage, called: dict[str, str]) -> Turn:
+    """A message as templates read it: content is text, arguments are objects. `called`: functions by the call's id."""
+    role = "system" if message.role == "developer" else message.role
+    turn: Turn = {"role": role, "content": text_of(message.content)}
+    if message.name is not None:
+        turn["name"] = message.name
     if isinstance(message, ToolMessage):
-        turn |= {"tool_call_id": message.tool_call_id, "name": message.name or _called(message.tool_call_id, messages)}
+        if message.name is None and message.tool_call_id not in called:
+            raise ApiError(400, f"messages: no call has the id {message.tool_call_id}", param="messages")
+        turn |= {"tool_call_id": message.tool_call_id, "name": message.name or called[message.tool_call_id]}
     if isinstance(message, AssistantMessage):
+        if message.content is None and message.refusal:
+            turn["content"] = message.refusal
+        if reasoning := message.reasoning_content or message.reasoning:
+            turn["reasoning_content"] = reasoning
         if message.tool_calls:
             turn["tool_calls"] = [_call(call) for call in message.tool_calls]
-        elif message.content is None:
-            raise ApiError(400, "messages: the assistant's must have content or tool_calls", param="messages")
     return turn
 
 
-def _text(content: Content | None) -> str:
+def text_of(content: Content | Said | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
+def _length(message: AnyMessage) -> int:
+    """Characters that surely become tokens."""
+    content = message.content
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content or ())
+
+
 def _call(call: ToolCall) -> Turn:
+    """Arguments that a model wrote wrongly, or had no room to finish, are shown to it as they are."""
+    written = call.function.arguments
     try:
-        arguments = orjson.loads(call.function.arguments)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"messages: the arguments of {call.id} are not JSON", param="messages") from error
-    if not isinstance(arguments, dict) or depth(arguments) > _DEEPEST_ARGUMENTS:
-        message = f"messages: the arguments of {call.id} must be an object, at most {_DEEPEST_ARGUMENTS} deep"
+        arguments = orjson.loads(written) if written.strip() else {}
+    except orjson.JSONDecodeError:
+        arguments = written
+    if depth(arguments) > _DEEPEST_ARGUMENTS:
+        message = f"messages: the arguments of {call.id} may be {_DEEPEST_ARGUMENTS} deep at most"
         raise ApiError(400, message, param="messages")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _called(call_id: str, messages: list[Message]) -> str:
-    """The function that a call with this id called."""
-    for message in messages:
-        for call in (isinstance(message, AssistantMessage) and message.tool_calls) or ():
-            if call.id == call_id:
-                return call.function.name
-    raise ApiError(400, f"messages: no call has the id {call_id}", param="messages")
+def _called(messages: list[AnyMessage]) -> dict[str, str]:
+    """The functions that were called, by the calls' ids."""
+    calls = (call for each in messages if isinstance(each, AssistantMessage) for call in each.tool_calls or ())
+    return {call.id: call.function.name for call in calls}
+
+
+def _longest_token(tokenizer: TextTokenizer) -> int:
+    """The most characters of a text that can become one token. A tokenizer may put characters together first: those
+    that do make one of four at most."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    merges = 4 if getattr(backend, "normalizer", None) is not None else 1
+    return merges * max(len(token) for token in tokenizer.get_vocab())
 
 
 def _shown(function: Function) -> Turn:

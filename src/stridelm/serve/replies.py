@@ -10,15 +10,18 @@ from stridelm.serve.generation import Plan
 from stridelm.serve.schema import TextRequest
 from stridelm.serve.trace import Forward
 from stridelm.stats import path_in_words
-from stridelm.types import Stride
+from stridelm.types import PREDICTION, Sequence, Stride
 
 
 class Report:
     """Counts over all answers to a request, and what a reply says of them."""
 
-    def __init__(self, context: Context, request: TextRequest, plan: Plan, prompts: list[list[int]]) -> None:
+    def __init__(self, context: Context, request: TextRequest, plan: Plan, sequences: list[Sequence]) -> None:
+        """`sequences`: the answers, those to one prompt one behind the other."""
         self._context, self._request, self._plan = context, request, plan
-        self._prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self._firsts = [sequence for sequence in sequences if sequence.choice == 0]
+        """One to each prompt."""
+        self._predicted = self._accepted_predictions = 0
         self._drafted = self._own_forwards = self._answers = 0
         self._lengths: list[int] = []
         """Tokens of every forward pass, in the order in which they came."""
@@ -29,6 +32,8 @@ class Report:
         self._lengths.append(len(stride.tokens))
         self._own_forwards += stride.is_own
         self._answers += stride.finish_reason is not None
+        self._predicted += stride.predicted
+        self._accepted_predictions += sum(source == PREDICTION for source in stride.sources)
         if stride.drafted:
             self._drafted += stride.drafted
             self._steps[sum(source != "model" for source in stride.sources)] += 1
@@ -47,12 +52,17 @@ class Report:
             said["stride"] = stride
         return said | ({"metrics": self._metrics()} if is_last else {})
 
-    def usage(self) -> dict[str, int]:
-        tokens = sum(self._lengths)
+    def usage(self) -> dict[str, Any]:
+        tokens, read = sum(self._lengths), sum(sequence.prompt_length for sequence in self._firsts)
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": read,
             "completion_tokens": tokens,
-            "total_tokens": self._prompt_tokens + tokens,
+            "total_tokens": read + tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(sequence.stats.reused for sequence in self._firsts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": self._accepted_predictions,
+                "rejected_prediction_tokens": self._predicted - self._accepted_predictions,
+            },
         }
 
     def _metrics(self) -> dict[str, Any]:
@@ -86,19 +96,20 @@ class Report:
             "own_forwards": own,
             "tokens_per_forward": sum(self._lengths) / forwards if forwards else 0.0,
             "lengths": self._lengths,
+            "ignored": self._request.ignored,
         }
 
 
 class Envelope:
     """What all chunks of one reply have in common."""
 
-    def __init__(self, context: Context, kind: str, prefix: str) -> None:
+    def __init__(self, context: Context, request: TextRequest, kind: str, prefix: str) -> None:
         """`kind`: the reply's `object`; `prefix` begins its id."""
         self._common = {
             "id": f"{prefix}-{secrets.token_hex(16)}",
             "object": kind,
             "created": int(time.time()),
-            "model": context.name,
+            "model": context.named(request.model),
         }
 
     def around(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:

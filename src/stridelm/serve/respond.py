@@ -1,8 +1,10 @@
 """One reply, whole or in chunks, from answers in the making. Whatever happens, the answers are closed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+import orjson
 from fastapi import Request
 from starlette.responses import Response
 
@@ -30,7 +32,8 @@ async def respond(
 ) -> Response:
     try:
         if not streams:
-            return JsonReply(await unless_left(request, writer.whole(answers.strides())))
+            reply = await unless_left(request, writer.whole(answers.strides()))
+            return JsonReply(await asyncio.to_thread(orjson.dumps, reply))
         chunks = writer.chunks(answers.strides())
         # What fails before anything is written still has a status of its own.
         first = await unless_left(request, anext(chunks))

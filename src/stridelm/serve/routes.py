@@ -1,7 +1,9 @@
 """The routes that answer with the model's text or tokens."""
 
+import asyncio
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
@@ -9,7 +11,7 @@ from stridelm.serve.chat import answer_chat
 from stridelm.serve.chat_schema import ChatRequest
 from stridelm.serve.completions import answer_completion
 from stridelm.serve.context import Context
-from stridelm.serve.json_body import JsonReply, JsonRoute
+from stridelm.serve.json_body import JsonReply, json_route
 from stridelm.serve.prompts import Prompts
 from stridelm.serve.schema import ERRORS
 from stridelm.serve.text_schema import (
@@ -33,7 +35,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 
 
 def make_router(context: Context) -> APIRouter:
-    router = APIRouter(route_class=JsonRoute)
+    router = APIRouter(route_class=json_route(context.model.max_length))
     prompts = Prompts(context)
     vocabulary = Vocabulary(context.model.target.tokenizer)
 
@@ -54,7 +56,7 @@ def make_router(context: Context) -> APIRouter:
         if request.model is not None:
             context.check_model(request.model)
         prompts.check_known(request.tokens, "tokens")
-        return JsonReply({"prompt": context.model.target.tokenizer.decode(request.tokens)})
+        return JsonReply({"prompt": await asyncio.to_thread(context.model.target.tokenizer.decode, request.tokens)})
 
     return router
 
@@ -74,5 +76,10 @@ async def _tokenize(context: Context, prompts: Prompts, request: TokenizeRequest
         )
     else:
         ids = await prompts.text(request.prompt, adds_special=request.add_special_tokens)
-    names = context.model.target.tokenizer.convert_ids_to_tokens(ids) if request.return_token_strs else None
-    return JsonReply({"count": len(ids), "max_model_len": context.model.max_length, "tokens": ids, "token_strs": names})
+
+    def write() -> bytes:
+        names = context.model.target.tokenizer.convert_ids_to_tokens(ids) if request.return_token_strs else None
+        reply = {"count": len(ids), "max_model_len": context.model.max_length, "tokens": ids, "token_strs": names}
+        return orjson.dumps(reply)
+
+    return JsonReply(await asyncio.to_thread(write))

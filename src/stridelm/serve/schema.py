@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
 
@@ -112,7 +112,7 @@ class TextRequest(Unread, Neutral):
     """Only with `stream`."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """How many answers to write to each prompt (1)."""
-    stop: StopString | Annotated[list[StopString], FailFast()] | None = None
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
     """Strings that end the answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Same seed, same text; left out or -1, one is drawn, and the reply names it."""

@@ -1,18 +1,14 @@
 """Replies that are sent while they are being written, as server-sent events."""
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
 from sse_starlette import EventSourceResponse, ServerSentEvent
-from sse_starlette.sse import SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
 from stridelm.serve.errors import as_api_error
 from stridelm.serve.settings import ServeSettings
-
-log = logging.getLogger(__name__)
 
 _SEPARATOR = "\n"
 
@@ -31,15 +27,12 @@ class EventStream(EventSourceResponse):
         super().__init__(
             _events(first, rest),
             sep=_SEPARATOR,
-            send_timeout=settings.send_seconds,
             shutdown_grace_period=settings.grace,  # by default a signal would cut every stream
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            log.info("a client read nothing for %s s: it was cut off", self.send_timeout)
         finally:
             self._close()
 

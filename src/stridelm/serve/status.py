@@ -13,12 +13,13 @@ from stridelm.params import InputError
 from stridelm.serve.context import Context
 from stridelm.serve.metrics import Metrics
 from stridelm.serve.middleware import Traffic
+from stridelm.serve.schema import ERRORS
 from stridelm.settings import DECODERS
 
 
 def make_status_router(context: Context, traffic: Traffic, metrics: Metrics) -> APIRouter:
     router = APIRouter()
-    card = _card(context)
+    cards = {name: _card(context, name) for name in context.names}
 
     @router.get("/health", responses={503: {"description": "The engine has crashed, or the server drains."}})
     async def health() -> JSONResponse:
@@ -34,7 +35,12 @@ def make_status_router(context: Context, traffic: Traffic, metrics: Metrics) -> 
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": list(cards.values())}
+
+    @router.get("/v1/models/{name:path}", responses={404: ERRORS[404]})
+    async def model(name: str) -> dict[str, Any]:
+        context.check_model(name)
+        return cards.get(name) or cards[context.name] | {"id": name}
 
     @router.get("/metrics", response_class=Response)
     async def show_metrics() -> Response:
@@ -43,11 +49,11 @@ def make_status_router(context: Context, traffic: Traffic, metrics: Metrics) -> 
     return router
 
 
-def _card(context: Context) -> dict[str, Any]:
+def _card(context: Context, name: str) -> dict[str, Any]:
     """The model as /v1/models shows it."""
     model = context.model
     return {
-        "id": context.name,
+        "id": name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "stridelm",

@@ -2,18 +2,18 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Discriminator, FailFast, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from stridelm.serve.chat_schema import Tool
 from stridelm.serve.message_schema import Messages
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest, TokenId
 
-Ids = Annotated[list[TokenId], FailFast(), Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 Prompts = (
     str
     | Ids
-    | Annotated[list[str], FailFast(), Field(min_length=1, max_length=4096)]
-    | Annotated[list[Ids], FailFast(), Field(min_length=1, max_length=4096)]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=4096)]
+    | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=4096)]
 )
 
 
@@ -59,7 +59,7 @@ class TokenizeChat(Strict):
 
     model: str | None = None
     messages: Messages
-    tools: Annotated[list[Tool], FailFast(), Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -81,7 +81,7 @@ class DetokenizeRequest(Strict):
     """Tokens to be made text."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], FailFast()]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class TokenizeReply(BaseModel):

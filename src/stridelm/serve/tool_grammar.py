@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 from stridelm.serve.chat_schema import Function
+from stridelm.serve.grammar import SPACING
+from stridelm.serve.json_schema import meant
 from stridelm.serve.tools import ToolFormat
 
 _NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "additionalProperties": False}
 # Free white space would let a weak model write nothing else.
-_SPACING = {"x-guidance": {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}}
+_SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "coerce_one_of": True}
 
 
 def must_call(form: ToolFormat, functions: list[Function], *, many: bool, special: dict[str, int]) -> str:
@@ -19,6 +21,15 @@ def must_call(form: ToolFormat, functions: list[Function], *, many: bool, specia
     rest = form.begin.removeprefix(begin)
     start = f"start: {opening}{_literal(rest)}call {more} {_literal(form.end)}"
     return "\n".join([start, f"call: {_literal(form.before)}body {_literal(form.after)}", *_bodies(form, functions)])
+
+
+def call_or_json(
+    form: ToolFormat, functions: list[Function], schema: dict[str, Any], *, many: bool, special: dict[str, int]
+) -> str:
+    """One call or more, or JSON of a schema."""
+    first, *rules = must_call(form, functions, many=many, special=special).split("\n")
+    answer = json.dumps({**schema, "x-guidance": SPACING})
+    return "\n".join([first.replace("start:", "start: answer |", 1), f"answer: %json {answer}", *rules])
 
 
 def may_call(form: ToolFormat, functions: list[Function], *, many: bool) -> str:
@@ -43,7 +54,8 @@ def _bodies(form: ToolFormat, functions: list[Function]) -> list[str]:
     lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
     for index, function in enumerate(functions):
         opening = '{"name": ' + json.dumps(function.name) + ', "' + form.arguments + '": '
-        schema = {**(function.parameters or _NO_ARGUMENTS), "type": "object", **_SPACING}
+        parameters = meant(function.parameters or _NO_ARGUMENTS, is_strict=bool(function.strict))
+        schema = {**parameters, "type": "object", "x-guidance": _SPACING}
         lines.append(f'body_{index}: {_quoted(opening)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
     return lines

@@ -1,6 +1,12 @@
-"""Calls out of text while it is being written: text goes on at once, each call is given whole."""
+"""Calls out of text while it is being written: text goes on at once, and so do a call's arguments.
+
+A call is one from where its name, known, and the brace of its arguments stand. What follows belongs to it, also where
+it is no JSON or the answer ends within it: whoever asked for the call has to look, as with any model. A call that is
+written in another order is given when it is whole, if it is one.
+"""
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -17,12 +23,48 @@ def _refuse(constant: str) -> object:
 _JSON = json.JSONDecoder(parse_constant=_refuse)
 
 
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a call."""
+
+    index: int
+    """The call's place among those of the answer."""
+    name: str | None
+    """The function's, in the call's first piece."""
+    arguments: str
+    """JSON, as it is written."""
+
+
 @dataclass(slots=True)
 class Found:
     """What a piece of text brought."""
 
     text: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)
+
+
+class _Arguments:
+    """Finds the end of a JSON object in text that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._depth, self._in_string, self._is_escaped = 0, False, False
+
+    def take(self, text: str) -> int:
+        """How many of the characters are still part of the object."""
+        for at, letter in enumerate(text):
+            if self.is_whole:
+                return at
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._in_string:
+                self._in_string, self._is_escaped = letter != '"', letter == "\\"
+            elif letter == '"':
+                self._in_string = True
+            else:
+                self._depth += (letter in "{[") - (letter in "}]")
+                self.is_whole = self._depth <= 0
+        return len(text)
 
 
 class CallReader:
@@ -34,43 +76,57 @@ class CallReader:
         self.names = names
         self.many = many
         self.calls = 0
-        """How many calls were given so far."""
+        """How many calls were found so far."""
         self._held = ""
         self._is_open = False
+        self._arguments: _Arguments | None = None
+        """Of the call that is being written."""
         self._is_text = False
         """The answer has begun with something else than calls, in a form where they are the whole answer."""
+        key = re.escape(form.arguments)
+        self._beginning = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)')
 
     def push(self, text: str) -> Found:
         self._held += text
         found = Found()
-        if self.form.opens_anywhere:
-            while self._advance(found):
-                pass
-        elif self._is_text or not self._may_be_calls():
-            self._is_text = True
-            found.text, self._held = self._held, ""
+        advance = self._advance if self.form.opens_anywhere else self._advance_list
+        while advance(found):
+            pass
         return found
 
     def flush(self) -> Found:
         """The rest, at the end of the answer."""
         rest, self._held = self._held, ""
+        if self._arguments is not None:
+            return self._argument_part(rest[: len(rest) - overlap(rest, self.form.after.strip())])
         if self.form.opens_anywhere:
             # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
             body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
             call = self._call(body) if self._is_open else None
             calls = [] if call is None else [call]
         else:
-            calls = [] if self._is_text else self._all_calls(rest)
-        self.calls += len(calls)
-        if calls or (self.calls and not rest.strip()):
-            return Found(calls=calls)
+            inner = self._behind_calls(rest)
+            calls = [] if self._is_text or self.calls else self._all_calls(inner)
+            rest = inner if self.calls else rest
+        parts = [self._whole(call) for call in calls]
+        if parts or (self.calls and not rest.strip()):
+            return Found(calls=parts)
         return Found(rest)
 
     def _advance(self, found: Found) -> bool:
         """Take one step through what is held; False: more text is needed."""
         opening, closing = self.form.openings[0], self.form.after.strip()
         if self._is_open:
+            if self._arguments is None and self._begins(self._held.removeprefix(opening), found):
+                return True
             body, closed, behind = self._held.partition(closing)
+            if self._arguments is not None:
+                certain = body if closed else self._held[: len(self._held) - overlap(self._held, closing)]
+                found.calls += self._argument_part(certain).calls
+                self._held = behind if closed else self._held[len(certain) :]
+                if closed:
+                    self._is_open, self._arguments = False, None
+                return bool(closed)
             if not closed:
                 return False
             self._is_open, self._held = False, behind
@@ -78,8 +134,7 @@ class CallReader:
             if call is None:
                 found.text += body + closed
             else:
-                self.calls += 1
-                found.calls.append(call)
+                found.calls.append(self._whole(call))
             return True
         before, opened, _ = self._held.partition(opening)
         if opened:
@@ -92,6 +147,55 @@ class CallReader:
         found.text += certain
         self._held = self._held[len(certain) :]
         return False
+
+    def _advance_list(self, found: Found) -> bool:
+        """The same in a form where calls are the whole answer."""
+        if self._arguments is not None:
+            part = self._argument_part(self._held)
+            found.calls += part.calls
+            self._held = self._held[sum(len(each.arguments) for each in part.calls) :]
+            if self._arguments.is_whole:
+                self._arguments = None
+                return True
+            return False
+        if self._is_text or not (self.calls or self._may_be_calls()):
+            self._is_text = True
+            found.text += self._held
+            self._held = ""
+            return False
+        return self._begins(self._behind_calls(self._held), found)
+
+    def _begins(self, text: str, found: Found) -> bool:
+        """Whether a call begins here whose arguments can be given as they come."""
+        beginning = self._beginning.match(text)
+        if beginning is None or (self.calls and not self.many):
+            return False
+        try:
+            name = _JSON.decode(beginning[1])
+        except ValueError:
+            return False
+        if name not in self.names:
+            return False
+        found.calls.append(CallPart(self.calls, name, ""))
+        self.calls += 1
+        self._held, self._arguments = text[beginning.end() :], _Arguments()
+        return True
+
+    def _argument_part(self, text: str) -> Found:
+        assert self._arguments is not None
+        mine = text[: self._arguments.take(text)]
+        return Found(calls=[CallPart(self.calls - 1, None, mine)] if mine else [])
+
+    def _behind_calls(self, text: str) -> str:
+        """What is held, without what stands before a call, and behind the one before."""
+        text = text.lstrip()
+        if not self.calls:
+            text = text.removeprefix(self.form.openings[0]).lstrip()
+            return text.removeprefix("[") if self.form.end else text
+        text = text.removeprefix("}").lstrip().removeprefix(self.form.between.strip()).lstrip()
+        if self.form.end and text == self.form.end:
+            return ""
+        return text if self.many else ""
 
     def _may_be_calls(self) -> bool:
         begun = self._held.lstrip()
@@ -113,13 +217,16 @@ class CallReader:
         call = self.form.parse(value)
         return call if call is not None and call.name in self.names else None
 
+    def _whole(self, call: Call) -> CallPart:
+        self.calls += 1
+        return CallPart(self.calls - 1, call.name, json.dumps(call.arguments, ensure_ascii=False))
+
     def _all_calls(self, text: str) -> list[Call]:
         """The calls that make up a whole answer; none if any of it is something else."""
-        text = text.strip().removeprefix(self.form.openings[0]).strip()
         values: list[object] = []
         try:
             if self.form.end:
-                listed = _JSON.decode(text)
+                listed = _JSON.decode("[" + text)
                 values = listed if isinstance(listed, list) else []
                 text = ""
             while text:

@@ -5,12 +5,13 @@ from typing import Any
 
 import orjson
 
-from stridelm.serve.chat_schema import ChatRequest, Function, NamedTool, ObjectFormat, SchemaFormat
+from stridelm.serve.chat_schema import ChatRequest, Function, NamedTool, ObjectFormat, ResponseFormat, SchemaFormat
 from stridelm.serve.context import Context, Start
 from stridelm.serve.errors import ApiError
 from stridelm.serve.json_body import depth
+from stridelm.serve.json_schema import meant
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.tool_grammar import may_call, must_call
+from stridelm.serve.tool_grammar import call_or_json, may_call, must_call
 from stridelm.serve.tool_reader import CallReader
 from stridelm.serve.tools import ToolFormat, ToolTalk
 from stridelm.serve.vocabulary import Vocabulary
@@ -40,19 +41,17 @@ class ToolUse:
 
 def tool_use(settings: ServeSettings, talk: ToolTalk, request: ChatRequest) -> ToolUse | None:
     """None: nothing can be called."""
+    if request.functions and request.function_call != "none":
+        raise ApiError(400, "functions: they are tools by now, send them as such", param="functions")
     functions = [tool.function for tool in request.tools or ()]
     choice = request.tool_choice or "auto"
     if not functions:
-        for name in ("tool_choice", "parallel_tool_calls"):
-            if getattr(request, name) not in (None, "none"):
-                raise ApiError(400, f"{name} is for requests with tools", param=name)
+        if choice not in ("auto", "none"):
+            raise ApiError(400, "tool_choice: there are no tools to call", param="tool_choice")
         return None
     check_functions(settings, functions)
     if choice == "none":
         return None
-    if request.response_format is not None and request.response_format.type != "text":
-        message = "response_format: an answer that may be a call cannot have a form besides; leave one out"
-        raise ApiError(400, message, param="response_format")
     if talk.format is None:
         message = "tools: the model's chat template writes calls in a form that is not known here"
         raise ApiError(400, message, param="tools")
@@ -65,25 +64,35 @@ async def answer_grammar(
     context: Context, request: ChatRequest, use: ToolUse | None, vocabulary: Vocabulary
 ) -> Start | None:
     """What the answer must keep to; None: nothing."""
-    if use is not None:
-        return await _call_grammar(context, use, vocabulary)
-    form = request.response_format
     try:
-        match form:
-            case ObjectFormat():
-                return await context.grammars.json_object()
-            case SchemaFormat():
-                check_schemas(context.settings, [form.json_schema.schema_], "response_format")
-                return await context.grammars.json_schema(form.json_schema.schema_)
+        schema = _answer_schema(context.settings, request.response_format)
+        if use is None:
+            return None if schema is None else await context.grammars.json_schema(schema)
     except ApiError as error:
         error.param = error.param or "response_format"
         raise
+    return await _call_grammar(context, use, vocabulary, schema)
+
+
+def _answer_schema(settings: ServeSettings, form: ResponseFormat | None) -> dict[str, Any] | None:
+    """What text must keep to; None: nothing."""
+    match form:
+        case ObjectFormat():
+            return {"type": "object"}
+        case SchemaFormat():
+            check_schemas(settings, [form.json_schema.schema_], "response_format")
+            return meant(form.json_schema.schema_, is_strict=bool(form.json_schema.strict))
     return None
 
 
-async def _call_grammar(context: Context, use: ToolUse, vocabulary: Vocabulary) -> Start | None:
+async def _call_grammar(
+    context: Context, use: ToolUse, vocabulary: Vocabulary, schema: dict[str, Any] | None
+) -> Start | None:
+    """`schema`: what the answer must keep to if it is no call."""
     if use.is_forced:
         text = must_call(use.form, use.callable, many=use.many, special=vocabulary.special)
+    elif schema is not None:
+        text = call_or_json(use.form, use.callable, schema, many=use.many, special=vocabulary.special)
     elif not any(function.strict for function in use.callable):
         return None
     elif not use.form.opens_anywhere:

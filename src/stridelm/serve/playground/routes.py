@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 import stridelm
 from stridelm.serve.context import Context
-from stridelm.serve.json_body import JsonReply, JsonRoute
+from stridelm.serve.json_body import JsonReply, json_route
 from stridelm.serve.playground.files import PageFile
 from stridelm.serve.playground.race import answer_race
 from stridelm.serve.playground.schema import RaceRequest
@@ -26,7 +26,7 @@ _RACE: dict[int | str, dict[str, Any]] = {
 
 def make_playground_router(context: Context, page: Mapping[str, PageFile]) -> APIRouter:
     """`page`: its files by their paths."""
-    router = APIRouter(route_class=JsonRoute)
+    router = APIRouter(route_class=json_route(context.model.max_length))
     prompts = Prompts(context)
     vocabulary = Vocabulary(context.model.target.tokenizer)
     about = _about(context)
