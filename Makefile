@@ -10,17 +10,17 @@ AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 .PHONY: help setup browser vllm clients demo picture screenshots tables test test-slow test-cuda test-vllm test-clients lint bench clean
 
 help:
-	@echo "make demo        race one token at a time against several, on the built-in model"
-	@echo "make test        lint, types and tests"
-	@echo "make test-slow   the long checks, too"
-	@echo "make test-cuda   the GPU backend's tests, on a machine that has one; minutes"
-	@echo "make test-vllm   our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
+	@echo "make demo         race one token at a time against several, on the built-in model"
+	@echo "make test         lint, types and tests"
+	@echo "make test-slow    the long checks, too"
+	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
+	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make test-clients other people's clients against the server; builds an environment of 700 MB for them"
-	@echo "make bench       every decoder against plain decoding and transformers' generate; takes an hour"
-	@echo "make picture     draw docs/race.svg anew"
-	@echo "make screenshots photograph the playground anew, for the docs"
-	@echo "make tables      fill the tables of the docs from the settings and bench/results"
-	@echo "make clean       remove the virtual environment"
+	@echo "make bench        every decoder against plain decoding and transformers' generate; takes an hour"
+	@echo "make picture      draw docs/race.svg anew"
+	@echo "make screenshots  photograph the playground anew, for the docs"
+	@echo "make tables       fill the tables of the docs from the settings and bench/results"
+	@echo "make clean        remove the virtual environments"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
 # The stamp is the last thing made, so that an interrupted set-up starts again.

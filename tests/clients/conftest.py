@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,18 @@ ROOT = Path(__file__).parent.parent.parent
 _READY = re.compile(r"http://(\S+):(\d+)/v1 serves")
 
 
+@dataclass(frozen=True)
+class Server:
+    """Where it listens, and the file that it logs to."""
+
+    host: str
+    port: int
+    log: Path
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    """Host and port of a server of the built-in model, which wants a key."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the built-in model, which wants a key."""
     log = tmp_path_factory.mktemp("server") / "log"
     command = [str(ROOT / ".venv/bin/python"), "-m", "stridelm", "serve", "--port", "0", "--device", "cpu"]
     # The working tree's own code, also where the environment is another tree's.
@@ -39,25 +49,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
             found = _READY.search(process.stdout.readline())
             assert found, f"the server did not start: {log.read_text()}"
             watchdog.cancel()
-            yield found[1], int(found[2])
+            yield Server(found[1], int(found[2]), log)
         finally:
             watchdog.cancel()
             process.kill()
 
 
 @pytest.fixture
-def wire(server: tuple[str, int]) -> Iterator[Wire]:
+def wire(server: Server) -> Iterator[Wire]:
     """The way to the server; what goes over it is printed if the test fails."""
-    with recorded(*server) as made:
+    with recorded(server.host, server.port) as made:
         yield made
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     report = yield
-    wire = getattr(item, "funcargs", {}).get("wire")
-    if report.failed and isinstance(wire, Wire):
-        report.sections.append(("what went over the wire", str(wire)))
+    match getattr(item, "funcargs", {}):
+        case {"wire": Wire() as wire, "server": Server() as server} if report.failed:
+            report.sections.append(("what went over the wire", str(wire)))
+            if any(exchange.status >= 500 for exchange in wire.exchanges):
+                report.sections.append(("the end of the server's log", server.log.read_text()[-4000:]))
     return report
 
 
