@@ -282,12 +282,12 @@ class Stride:
     """Per token; only where the sequence asks for some."""
     drafted: int = 0
     """How many drafts the pass verified."""
-    predicted: int = 0
-    """How many of them came from the sequence's prediction."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
     is_own: bool = False
     """Whether the backend ran the pass by itself."""
+    predicted: int = 0
+    """How many of the verified drafts came from the sequence's prediction."""
 
 
 @dataclass(frozen=True, slots=True)

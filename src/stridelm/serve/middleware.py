@@ -17,7 +17,7 @@ from stridelm.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-HEADER_BYTES = 32 * 2**10
+HEADER_BYTES = 64 * 2**10
 _MOST_ARRIVING = 16
 """Bodies of the largest size that may be on their way at once."""
 BODY_SECONDS = 30.0
