@@ -69,7 +69,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
         case {"wire": Wire() as wire, "server": Server() as server} if report.failed:
             report.sections.append(("what went over the wire", str(wire)))
             if any(exchange.status >= 500 for exchange in wire.exchanges):
-                report.sections.append(("the end of the server's log", server.log.read_text()[-4000:]))
+                report.sections.append(("the end of the server's log", server.log.read_text()[-6000:]))
     return report
 
 
