@@ -51,7 +51,9 @@ class Scheduler:
         """Make room for those who run, admit whom there is room for, and let everyone in who has rows to run."""
         ready = self._with_room()
         for sequence in [waiting for waiting in self.waiting if not waiting.is_held]:
-            if len(self.running) >= self.most_sequences or not self._admit(sequence):
+            if len(self.running) >= self.most_sequences and not self._preempt_held():
+                break
+            if not self._admit(sequence):
                 break
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_arrival)
@@ -126,6 +128,7 @@ class Scheduler:
         return self.cache.free_blocks + self.cache.shared_blocks(text) - len(self.running)
 
     def _preempt_held(self) -> bool:
+        """Whether somebody had a place whose text nobody reads: it waits without one."""
         held = [sequence for sequence in self.running if sequence.is_held]
         if held:
             self._preempt(held[-1])

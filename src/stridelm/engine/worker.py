@@ -77,8 +77,8 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Sequences that have no room in the cache yet, or had to give it up."""
-        return len(self._arrived) + len(self.engine.scheduler.waiting)
+        """Sequences that have no room in the cache yet, or had to give it up. Those that are held want none."""
+        return len(self._arrived) + sum(not sequence.is_held for sequence in list(self.engine.scheduler.waiting))
 
     @property
     def running(self) -> int:

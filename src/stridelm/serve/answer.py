@@ -6,7 +6,7 @@ from collections import deque
 from stridelm.engine.worker import Event, Worker
 from stridelm.types import Sequence, Stride
 
-_MOST, _FEW = 256, 64
+_MOST, _FEW = 64, 16
 """Strides that may wait for their reader: at the first the sequence is held, below the second it goes on."""
 
 

@@ -111,8 +111,9 @@ class Protocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is not here, or not all of it."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        """Whether a request is not here, or not all of it, on a connection that is not being closed."""
+        is_here = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        return not is_here and not self.transport.is_closing()
 
     def _await_request(self) -> None:
         self._waits_since = time.monotonic()
