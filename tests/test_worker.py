@@ -246,3 +246,15 @@ def test_nothing_runs_while_there_is_nothing_to_do(worker: Worker, monkeypatch: 
     while steps.acquire(timeout=0.05):
         counts += 1
     assert counts == 3
+
+
+def test_nobody_is_held_within_a_step() -> None:
+    """The scheduler may take a held sequence's room: that one must not be about to run."""
+    worker = Worker(Engine(HashForward(BLOCKS), letters()))
+    sequence = Sequence([5, 6], SamplingParams(max_tokens=2), Autoregressive(), frozenset(), CONTEXT)
+    worker.hold(sequence, True)
+    assert not sequence.is_held
+    assert worker._next_round() and sequence.is_held
+    worker.hold(sequence, False)
+    assert sequence.is_held
+    assert worker._next_round() and not sequence.is_held

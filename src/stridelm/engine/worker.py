@@ -50,6 +50,8 @@ class Worker:
         self._changed = threading.Condition()
         self._arrived: deque[tuple[Sequence, Receive]] = deque()
         self._left: deque[Sequence] = deque()
+        self._holds: deque[tuple[Sequence, bool]] = deque()
+        """Who is to be held or to go on, from the next step: within one nobody may be held all of a sudden."""
         self._receivers: dict[Sequence, Receive] = {}
         self._is_stopping = False
         self._lane = lane or Lane()
@@ -105,7 +107,7 @@ class Worker:
     def hold(self, sequence: Sequence, is_held: bool) -> None:
         """Leave a sequence out of steps, because nobody reads what it writes, or let it go on."""
         with self._changed:
-            sequence.is_held = is_held
+            self._holds.append((sequence, is_held))
             self._changed.notify()
 
     def _run(self) -> None:
@@ -122,10 +124,15 @@ class Worker:
         """Wait for something to do; take in who came and who left. False: stop."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._arrived or self._left or self._is_stopping or self.engine.scheduler.has_work
+                lambda: (
+                    self._arrived or self._left or self._holds or self._is_stopping or self.engine.scheduler.has_work
+                )
             )
             if self._is_stopping:
                 return False
+            while self._holds:
+                sequence, is_held = self._holds.popleft()
+                sequence.is_held = is_held
             arrived, left = list(self._arrived), list(self._left)
             self._arrived.clear()
             self._left.clear()

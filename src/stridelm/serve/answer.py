@@ -20,6 +20,7 @@ class OpenAnswer:
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
         self._is_over = False
+        self._is_held = False
         worker.submit(sequence, self._receive)
 
     def __aiter__(self) -> "OpenAnswer":
@@ -33,8 +34,8 @@ class OpenAnswer:
             self._has_news.clear()
             await self._has_news.wait()
         event = self._events.popleft()
-        if self.sequence.is_held and len(self._events) < _FEW:
-            self._worker.hold(self.sequence, False)
+        if self._is_held and len(self._events) < _FEW:
+            self._hold(False)
         if isinstance(event, Exception):
             self._is_over = True
             raise event
@@ -53,5 +54,9 @@ class OpenAnswer:
     def _take(self, event: Event) -> None:
         self._events.append(event)
         self._has_news.set()
-        if len(self._events) >= _MOST and not self.sequence.is_held and not self._is_over:
-            self._worker.hold(self.sequence, True)
+        if len(self._events) >= _MOST and not self._is_held and not self._is_over:
+            self._hold(True)
+
+    def _hold(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self._worker.hold(self.sequence, is_held)

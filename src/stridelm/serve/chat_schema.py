@@ -18,8 +18,7 @@ class Function(Strict):
     parameters: dict[str, Any] | None = None
     """A JSON schema of type object; left out, the function takes none."""
     strict: bool | None = None
-    """Let only arguments be written that keep to the schema and are named in it, also where the model is free to call
-    or not."""
+    """Let only arguments be written that keep to the schema, also where the model is free to call or not."""
 
 
 class Tool(Strict):
@@ -45,13 +44,13 @@ class NamedTool(Strict):
 class JsonSchema(Strict):
     """The schema that an answer must keep to."""
 
-    name: FunctionName
+    name: FunctionName | None = None
     """A label; the model is not shown it."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
     """A label; the model is not shown it."""
     strict: bool | None = None
-    """Every schema is kept to; true also closes its objects: no property that the schema does not name."""
+    """Every schema is kept to, whatever this says."""
 
 
 class TextFormat(Strict):

@@ -30,7 +30,8 @@ async def answer_completion(
 ) -> Response:
     generation = Generation(context, request, request.logprobs)
     check_queue(context, len(request.prompts) * request.count, "prompt")
-    encoded = [await _encode(prompts, prompt, request.suffix) for prompt in request.prompts]
+    asked = [await _encode(prompts, prompt, request.suffix) for prompt in request.prompts]
+    encoded = [ids for ids, _ in asked]
     made = []
     for prompt in encoded:
         left = generation.room(prompt, request.max_tokens, "max_tokens")
@@ -45,20 +46,22 @@ async def answer_completion(
         raise ApiError(400, message, param="logprobs")
     check_queue(context, len(sequences) + (len(encoded) if scores else 0), "prompt")
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
-    choices = await asyncio.to_thread(_choices, context, vocabulary, request, encoded, scored_prompts)
+    choices = await asyncio.to_thread(_choices, context, vocabulary, request, asked, scored_prompts)
     writer = CompletionWriter(context, request, choices, report)
     answers = Answers(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 
 
-async def _encode(prompts: Prompts, prompt: str | list[int], suffix: str | None) -> list[int]:
+async def _encode(prompts: Prompts, prompt: str | list[int], suffix: str | None) -> tuple[list[int], slice]:
+    """What the model reads, and which part of it is the prompt."""
     if suffix is None:
         ids = await prompts.text(prompt) if isinstance(prompt, str) else prompt
+        own = slice(len(ids))
     elif isinstance(prompt, str):
-        ids = await prompts.gap(prompt, suffix)
+        ids, own = await prompts.gap(prompt, suffix)
     else:
         raise ApiError(400, "suffix: only for prompts that are text", param="suffix")
-    return prompts.checked(ids, "prompt")
+    return prompts.checked(ids, "prompt"), own
 
 
 async def _score(context: Context, prompts: list[list[int]], alternatives: int) -> list[list[Scored]]:
@@ -102,17 +105,19 @@ def _choices(
     context: Context,
     vocabulary: Vocabulary,
     request: CompletionRequest,
-    prompts: list[list[int]],
+    prompts: list[tuple[list[int], slice]],
     scored_prompts: list[list[Scored]],
 ) -> list[_Choice]:
     choices: list[_Choice] = []
-    for number, (given, prompt) in enumerate(zip(request.prompts, prompts, strict=True)):
+    for number, (given, (prompt, own)) in enumerate(zip(request.prompts, prompts, strict=True)):
         text = given if isinstance(given, str) else cast(str, context.model.target.tokenizer.decode(prompt))
         for _ in range(request.count):
             form = None if request.logprobs is None else LegacyForm(vocabulary)
             if form is not None and scored_prompts:
-                form.first(prompt[0])
-                form.add(scored_prompts[number])
+                if not own.start:
+                    form.first(prompt[0])
+                first = own.start or 1  # nothing stands before the very first token
+                form.add(scored_prompts[number][first - 1 : own.stop - 1])
             choices.append(_Choice(len(choices), text if request.echo else None, form, vocabulary))
     return choices
 
@@ -143,9 +148,9 @@ class CompletionWriter:
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
         unfinished = len(self._choices)
         for choice in self._choices:
-            if choice.echoed is not None:
+            if choice.echoed is not None or not self._writes:
                 unfinished -= not self._writes
-                part = choice.part(choice.echoed, None if self._writes else "length")
+                part = choice.part(choice.echoed or "", None if self._writes else "length")
                 yield self._envelope.around([part], **self._report.chunk([], is_last=not unfinished))
         async for index, stride in strides:
             trace = self._note(index, stride)

@@ -39,7 +39,7 @@ class Context:
         """Its first, which it goes by where nobody asked for another."""
         return self.names[0]
 
-    def named(self, asked: str) -> str:
+    def named(self, asked: str | None) -> str:
         """The model's name in the reply to a request."""
         return asked if asked in self.names else self.name
 
@@ -51,8 +51,8 @@ class Context:
     def refusal(self, error: InputError, param: str | None = None) -> ApiError:
         return ApiError(400, self._shown(str(error)), param=param)
 
-    def check_model(self, name: str) -> None:
-        if name not in self.names and not self.settings.any_model_name:
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names and not self.settings.any_model_name:
             message = f"there is no model {name!r} here: this is {' or '.join(self.names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
 

@@ -89,7 +89,7 @@ class ApiKey(_Layer):
             await self._app(scope, receive, send)
         else:
             error = ApiError(
-                401, "no API key, or a wrong one: send `Authorization: Bearer KEY`", code="invalid_api_key"
+                401, "Incorrect API key provided, or none: send `Authorization: Bearer KEY`", code="invalid_api_key"
             )
             await _refuse(error, scope, send, {"www-authenticate": "Bearer"})
 

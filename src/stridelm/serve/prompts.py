@@ -66,12 +66,13 @@ class Prompts:
         self._check_length(len(prompt), param)
         return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens=adds_special)
 
-    async def gap(self, prompt: str, suffix: str) -> list[int]:
-        """A gap between two texts, for models that were taught to fill it."""
+    async def gap(self, prompt: str, suffix: str) -> tuple[list[int], slice]:
+        """A gap between two texts, for models that were taught to fill it, and where the first of them is in it."""
         if self._fill_in is None:
             raise ApiError(400, "suffix: this model was not taught to fill in, it has no tokens for it", param="suffix")
         before = await self.text(prompt, adds_special=False)
-        return self._fill_in.join(before, await self.text(suffix, "suffix", adds_special=False))
+        ids = self._fill_in.join(before, await self.text(suffix, "suffix", adds_special=False))
+        return ids, slice(1, 1 + len(before))
 
     def _check_length(self, characters: int, param: str) -> None:
         """A text that cannot fit, whatever its tokens are, is not cut into them: that takes seconds."""
@@ -158,9 +159,10 @@ def _turn(message: AnyMessage, called: dict[str, str]) -> Turn:
     if message.name is not None:
         turn["name"] = message.name
     if isinstance(message, ToolMessage):
-        if message.name is None and message.tool_call_id not in called:
+        name = message.name or called.get(message.tool_call_id)
+        if name is None:
             raise ApiError(400, f"messages: no call has the id {message.tool_call_id}", param="messages")
-        turn |= {"tool_call_id": message.tool_call_id, "name": message.name or called[message.tool_call_id]}
+        turn |= {"tool_call_id": message.tool_call_id, "name": name}
     if isinstance(message, AssistantMessage):
         if message.content is None and message.refusal:
             turn["content"] = message.refusal

@@ -53,8 +53,7 @@ def make_router(context: Context) -> APIRouter:
 
     @router.post("/detokenize", responses={200: {"model": DetokenizeReply}, **ERRORS}, response_class=JsonReply)
     async def detokenize(request: DetokenizeRequest) -> Response:
-        if request.model is not None:
-            context.check_model(request.model)
+        context.check_model(request.model)
         prompts.check_known(request.tokens, "tokens")
         return JsonReply({"prompt": await asyncio.to_thread(context.model.target.tokenizer.decode, request.tokens)})
 
@@ -62,8 +61,7 @@ def make_router(context: Context) -> APIRouter:
 
 
 async def _tokenize(context: Context, prompts: Prompts, request: TokenizeRequest) -> Response:
-    if request.model is not None:
-        context.check_model(request.model)
+    context.check_model(request.model)
     if isinstance(request, TokenizeChat):
         functions = [tool.function for tool in request.tools or ()]
         check_functions(context.settings, functions)

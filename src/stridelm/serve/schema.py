@@ -104,8 +104,8 @@ class Neutral(Strict):
 class TextRequest(Unread, Neutral):
     """The fields of every request for text. Null stands for a field that is left out."""
 
-    model: Annotated[str, Field(max_length=1024)]
-    """The served model's name."""
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    """The served model's name; left out, it is meant."""
     stream: bool | None = None
     """Send the text as it is written, as server-sent events."""
     stream_options: StreamOptions | None = None

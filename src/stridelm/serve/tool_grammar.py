@@ -54,7 +54,7 @@ def _bodies(form: ToolFormat, functions: list[Function]) -> list[str]:
     lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
     for index, function in enumerate(functions):
         opening = '{"name": ' + json.dumps(function.name) + ', "' + form.arguments + '": '
-        parameters = meant(function.parameters or _NO_ARGUMENTS, is_strict=bool(function.strict))
+        parameters = meant(function.parameters or _NO_ARGUMENTS)
         schema = {**parameters, "type": "object", "x-guidance": _SPACING}
         lines.append(f'body_{index}: {_quoted(opening)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {json.dumps(schema)}")

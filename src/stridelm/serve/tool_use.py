@@ -81,7 +81,7 @@ def _answer_schema(settings: ServeSettings, form: ResponseFormat | None) -> dict
             return {"type": "object"}
         case SchemaFormat():
             check_schemas(settings, [form.json_schema.schema_], "response_format")
-            return meant(form.json_schema.schema_, is_strict=bool(form.json_schema.strict))
+            return meant(form.json_schema.schema_)
     return None
 
 
