@@ -7,19 +7,20 @@ export HF_HUB_OFFLINE ?= 1
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup browser vllm demo picture screenshots tables test test-slow test-cuda test-vllm lint bench clean
+.PHONY: help setup browser vllm clients demo picture screenshots tables test test-slow test-cuda test-vllm test-clients lint bench clean
 
 help:
-	@echo "make demo        race one token at a time against several, on the built-in model"
-	@echo "make test        lint, types and tests"
-	@echo "make test-slow   the long checks, too"
-	@echo "make test-cuda   the GPU backend's tests, on a machine that has one; minutes"
-	@echo "make test-vllm   our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
-	@echo "make bench       every decoder against plain decoding and transformers' generate; takes an hour"
-	@echo "make picture     draw docs/race.svg anew"
-	@echo "make screenshots photograph the playground anew, for the docs"
-	@echo "make tables      fill the tables of the docs from the settings and bench/results"
-	@echo "make clean       remove the virtual environment"
+	@echo "make demo         race one token at a time against several, on the built-in model"
+	@echo "make test         lint, types and tests"
+	@echo "make test-slow    the long checks, too"
+	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
+	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
+	@echo "make test-clients other people's clients against the server; builds an environment of 700 MB for them"
+	@echo "make bench        every decoder against plain decoding and transformers' generate; takes an hour"
+	@echo "make picture      draw docs/race.svg anew"
+	@echo "make screenshots  photograph the playground anew, for the docs"
+	@echo "make tables       fill the tables of the docs from the settings and bench/results"
+	@echo "make clean        remove the virtual environments"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
 # The stamp is the last thing made, so that an interrupted set-up starts again.
@@ -88,6 +89,26 @@ vllm: $(VLLM)/.ready
 test-vllm: setup vllm
 	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/test_vllm.py
 
+# Clients of the server, for Python and node: they pin what we do not, and each other's least of all. The server that
+# they talk to is the main environment's.
+CLIENTS := .venv-clients
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt tests/clients/package.json tests/clients/package-lock.json
+	@echo "setting up $(CLIENTS) with clients of the server; this takes a minute or two"
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r tests/clients/requirements.txt
+	mkdir -p $(CLIENTS)/npm
+	cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)/npm
+	PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm ci --silent --prefix $(CLIENTS)/npm
+	@touch $@
+
+clients: $(CLIENTS)/.ready
+
+test-clients: setup clients
+	$(BIN)/pyright --project tests/clients
+	$(CLIENTS)/bin/python -m pytest tests/clients
+	@if test -f tests/peers/run.py; then $(BIN)/python tests/peers/run.py; fi
+
 # On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
 test-cuda: setup
 	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/test_cuda.py tests/test_gpu_*.py tests/test_bench_gpu.py
@@ -107,4 +128,4 @@ bench: setup
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:
-	rm -rf $(VENV) $(VLLM)
+	rm -rf $(VENV) $(VLLM) $(CLIENTS)

@@ -58,7 +58,7 @@ class KnowingDrafter:
 
     name = "knowing"
     layers = ()
-    reads_whole_texts = is_optional = False
+    reads_whole_texts = is_optional = reads_predictions = False
 
     def __init__(self, answer: list[int], acceptance: float, seed: str, seconds_per_draft: float = 0.0) -> None:
         self.answer = answer

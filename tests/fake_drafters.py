@@ -10,7 +10,7 @@ class FakeDrafter:
 
     name = "fake"
     layers = ()
-    reads_whole_texts = is_optional = False
+    reads_whole_texts = is_optional = reads_predictions = False
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], k: int = 5) -> None:
         self.answers = answers

@@ -1,4 +1,5 @@
-"""A real server, and the clients that people have: what they send is taken, what they get they can read."""
+"""A real server and openai's client: what it sends is taken, what it gets it can read. Other clients are in clients/,
+in an environment of their own (`make test-clients`)."""
 
 import asyncio
 import json
@@ -61,9 +62,6 @@ def text_of(chunks: list[Any]) -> str:
 
 def keeps_to_place(arguments: str) -> bool:
     return Place.model_validate_json(arguments).model_dump() == json.loads(arguments)
-
-
-# openai
 
 
 def test_openai_lists_the_model(client: openai.OpenAI) -> None:
@@ -216,62 +214,3 @@ def test_openai_asks_for_many_at_once(server: ThreadServer, client: openai.OpenA
     whole, streamed = asyncio.run(ask())
     assert whole[0] == whole[2] == streamed == chat(client).choices[0].message.content
     assert len(set(whole)) == 3
-
-
-# Others
-
-
-def test_litellm(server: ThreadServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a list of prices
-    import litellm
-
-    fields: dict[str, Any] = {
-        "model": f"openai/{NAME}",
-        "api_base": f"{server.url}/v1",
-        "api_key": KEY,
-        "messages": HELLO,
-        "max_tokens": 12,
-        "seed": 3,
-        "num_retries": 0,
-    }
-    said = chat(client).choices[0].message.content
-    reply: Any = litellm.completion(**fields)
-    assert reply.choices[0].message.content == said and reply.usage.completion_tokens == 12
-    stream: Any = litellm.completion(**fields, stream=True)
-    assert text_of(list(stream)) == said
-    stream = litellm.completion(**fields, stream=True, stream_options={"include_usage": True})
-    counted = list(stream)
-    assert text_of(counted) == said and counted[-1].usage.completion_tokens == 12
-    own: Any = litellm.completion(**fields, extra_body={"stride": {"decoder": "self"}})
-    assert own.choices[0].message.content == said and own.stride["decoder"] == "self"
-    forced: Any = litellm.completion(**fields | {"max_tokens": 300}, tools=TOOLS, tool_choice="required")
-    assert called(forced.choices[0].message)
-    formed: Any = litellm.completion(**fields | {"max_tokens": 200}, response_format=Place)
-    assert keeps_to_place(formed.choices[0].message.content)
-    with pytest.raises(litellm.exceptions.BadRequestError):
-        litellm.completion(**fields | {"temperature": -1})
-
-
-def test_langchain(server: ThreadServer, client: openai.OpenAI) -> None:
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-
-    @tool
-    def weather(unit: Literal["C", "F"]) -> str:
-        """Tells it."""
-        return unit
-
-    model = ChatOpenAI(
-        model=NAME, base_url=f"{server.url}/v1", api_key=cast(Any, KEY), seed=3, max_retries=0, temperature=1.0
-    )
-    short = model.bind(max_tokens=12)
-    said = chat(client).choices[0].message.content
-    reply = short.invoke("hello")
-    assert reply.content == said
-    assert "".join(str(chunk.content) for chunk in short.stream("hello")) == said
-    assert model.with_structured_output(Place, method="json_schema").invoke("hello")
-    called = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False, strict=True).invoke("hello")
-    (call,) = cast(Any, called).tool_calls
-    assert call["name"] == "weather" and weather.invoke(call).content in ("C", "F")
-    # It gives back its own messages, and the tool's.
-    assert short.invoke([("user", "hello"), called, weather.invoke(call)]).content

@@ -4,6 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -53,6 +54,18 @@ EXACT = ("autoregressive", "ngram", "draft", "self", "heads", "ensemble", "auto"
 """The decoders that promise the text of plain decoding; one more is one more name here."""
 FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
 DECODERS = (*EXACT, *FAKES)
+READERS = ("ngram", "ensemble", "auto")
+"""The decoders that draft from a prediction."""
+PREDICTIONS: dict[str, Callable[[list[int]], list[int]]] = {
+    "right": lambda answer: answer,
+    "wrong": lambda answer: [(token + 1) % 200 for token in answer],
+    "empty": lambda answer: [],
+    "short": lambda answer: answer[: len(answer) // 2],
+    "long": lambda answer: [*answer, *answer[:9], 5, 6, 7],
+    "edited": lambda answer: [*answer[:6], 7, 8, *answer[6:14], *answer[17:24], 9, *answer[25:]],
+    "repeated": lambda answer: [*answer[:8], *answer[4:12], *answer[:8], *answer],
+}
+"""What a prediction may be, made of the answer that is to come."""
 
 PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
 BUILTIN_PROMPTS = (
@@ -120,13 +133,16 @@ def answers(
     params: SamplingParams,
     eos_ids: frozenset[int] | None = None,
     start: Callable[[], Grammar | None] = lambda: None,
+    predictions: Items[Items[int]] = (),
 ) -> list[list[int]]:
     """Run the engine on all prompts at once. Answers end with the model's own tokens for that, or with these, and each
-    keeps to a grammar that `start` gives, if it gives one."""
+    keeps to a grammar that `start` gives, if it gives one. `predictions`: one per prompt, or none at all."""
     ends = model.target.eos_ids if eos_ids is None else eos_ids
     sequences = [
         Sequence(list(ids), params, policy, ends, model.target.context_length, grammar=start()) for ids in prompts
     ]
+    for sequence, prediction in zip(sequences, predictions, strict=bool(predictions)):
+        sequence.prediction = tuple(prediction)
     for sequence in sequences:
         model.engine.add(sequence)
     while any(sequence.finish_reason is None for sequence in sequences):
@@ -199,6 +215,25 @@ def language_model(language_model: LanguageModel) -> LanguageModel:
 def test_tiny_llama(setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]) -> None:
     prompts = [language_model.encode(text, raw=True) for text in PROMPTS]
     compare(language_model, plain_network(str(tiny_folder("llama"))), prompts, setting, 40)
+
+
+@pytest.mark.parametrize("setting", ["greedy", "temperature", "all"])
+@pytest.mark.parametrize("decoder", READERS)
+def test_predictions(
+    decoder: str, setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]
+) -> None:
+    """Right or wrong, they never change the text: all kinds as one batch, then each by itself."""
+    params, oracle = with_length(SETTINGS[setting], 40), plain_network(str(tiny_folder("llama")))
+    for text in PROMPTS[:2]:
+        ids = language_model.encode(text, raw=True)
+        expected = reference(oracle, ids, params, language_model.target.eos_ids)
+        policy = policy_for(decoder, language_model, [ids], [expected])
+        made = [make([decision.token for decision in expected]) for make in PREDICTIONS.values()]
+        batched = answers(language_model, policy, [ids] * len(made), params, predictions=made)
+        for name, prediction, tokens in zip(PREDICTIONS, made, batched, strict=True):
+            (alone,) = answers(language_model, policy, [ids], params, predictions=[prediction])
+            assert_same(f"{setting} {decoder}, a prediction that is {name}, batched", expected, tokens)
+            assert_same(f"{setting} {decoder}, a prediction that is {name}", expected, alone)
 
 
 FAMILY_CASES = [

@@ -64,7 +64,7 @@ class ReadsHiddenStates:
     name = "hidden states"
     layers: tuple[int, ...] = STATES
     reads_whole_texts = True
-    is_optional = False
+    is_optional = reads_predictions = False
     kept: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     finished: dict[Sequence, dict[int, torch.Tensor]] = field(default_factory=dict)
     branches: list[tuple[list[int], dict[int, torch.Tensor]]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class ReadsKeysAndValues:
     network: Any
     name = "keys and values"
     layers = ()
-    reads_whole_texts = is_optional = False
+    reads_whole_texts = is_optional = reads_predictions = False
     looked: int = 0
     scattered: int = 0
     """How often a text's blocks did not lie in one run."""

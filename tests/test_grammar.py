@@ -22,7 +22,17 @@ from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DECODERS as ALL_DECODERS
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
-from test_exactness import DECODERS, EXACT, SETTINGS, answers, assert_same, policy_for, with_length
+from test_exactness import (
+    DECODERS,
+    EXACT,
+    PREDICTIONS,
+    READERS,
+    SETTINGS,
+    answers,
+    assert_same,
+    policy_for,
+    with_length,
+)
 from tiny import plain_network
 
 PROMPTS = ("abcabcabcabd abcabc", 'Like {"a": "bc", "b": true} or {"a": "x"}: yes, yes, no, abracadabra, 12-12-', "x")
@@ -74,6 +84,23 @@ def test_decoders_write_what_the_reference_does(
         for index, tokens in enumerate(batched):
             assert_same(f"{name} {setting} {decoder} prompt {index} batched", expected[index], tokens)
         assert_same(f"{name} {setting} {decoder}", expected[1], alone)
+
+
+@pytest.mark.parametrize("decoder", READERS)
+@pytest.mark.parametrize("setting", ["greedy", "hot"])
+def test_predictions_keep_to_the_grammar(
+    decoder: str, setting: str, language_model: LanguageModel, tiny_folder: Callable[..., Path]
+) -> None:
+    """Also where what is predicted would be forbidden."""
+    model, params, schema = language_model, with_length(SETTINGS[setting], 40), GRAMMARS["schema"]
+    ids = model.encode(PROMPTS[1], raw=True)
+    oracle, allowed = plain_network(str(tiny_folder("llama"))), naive(schema.pattern)
+    expected = reference(oracle, ids, params, model.target.eos_ids, allowed=allowed)
+    made = [make([decision.token for decision in expected]) for make in PREDICTIONS.values()]
+    policy, start = policy_for(decoder, model, [ids], [expected]), compiled(model, schema.source)
+    found = answers(model, policy, [ids] * len(made), params, start=start, predictions=made)
+    for name, tokens in zip(PREDICTIONS, found, strict=True):
+        assert_same(f"{setting} {decoder}, a prediction that is {name}", expected, tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

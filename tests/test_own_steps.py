@@ -103,7 +103,9 @@ CHANGED: dict[str, object] = {
     "presence_penalty": 0.4, "frequency_penalty": 0.4, "logit_bias": {3: 1.0}, "seed": 7, "stop": ("a b",),
 }  # fmt: skip
 """Every field of SamplingParams with a value that asks for something."""
-ASKED: dict[str, object] = {"choice": 1, "grammar": AllowsAll(), "alternatives": 2, "is_traced": True}
+ASKED: dict[str, object] = {
+    "choice": 1, "grammar": AllowsAll(), "alternatives": 2, "prediction": (1, 2, 3), "is_traced": True,
+}  # fmt: skip
 """Every field of Sequence that a request decides, and that is neither the text nor the engine's."""
 
 

@@ -293,3 +293,9 @@ print(sorted({{"torch", "transformers", "numpy"}} & sys.modules.keys()))
     ensure_builtin()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_long_text_is_cut_like_a_short_one() -> None:
+    ours, theirs = builtin()
+    text = "Zwölf Boxkämpfer <|im_end|>, jagen Viktor. " * 300
+    assert ours.encode(text) == theirs.encode(text)

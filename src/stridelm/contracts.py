@@ -298,6 +298,8 @@ class Drafter(Protocol):
     is_optional: bool
     """Whether `auto` may do without it: where a backend runs whole steps by itself, which has no drafts but those of
     masks, steps without it are worth more than what it proposes."""
+    reads_predictions: bool
+    """Whether it drafts from `Sequence.prediction`."""
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]: ...
 
@@ -324,6 +326,8 @@ class Policy(Protocol):
     """Rows beyond the pending ones that a step can use if there is room for them."""
     reads_whole_texts: bool
     """Whether one of its drafters must see every token of a text."""
+    reads_predictions: bool
+    """Whether one of its drafters drafts from `Sequence.prediction`; without one a prediction is of no use."""
     own_drafts: int | None
     """Maximum number of drafts from masks in a step that a backend runs by itself; None where the host must plan."""
 

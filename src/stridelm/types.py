@@ -32,7 +32,7 @@ ROOT = -1
 MASKS = "self"
 """The name of drafts that come from masks."""
 PREDICTION = "prediction"
-"""The name of drafts that come from what a request predicts of its answer."""
+"""The name of drafts that come from a sequence's prediction."""
 
 
 class RowKind(IntEnum):
@@ -219,10 +219,10 @@ class Sequence:
     """So many of the likeliest tokens are reported at every place."""
     optional_alternatives: int = 0
     """The same, but only where the host runs the step: asking for these does not make it do so."""
+    prediction: tuple[int, ...] = ()
+    """What most of the answer is expected to be: drafts for policies that read predictions. Never changes the text."""
     is_traced: bool = False
     """Whether its strides carry what was run for them."""
-    prediction: tuple[int, ...] = ()
-    """What the answer will mostly repeat, as whoever asked thinks: a source of drafts."""
     reads_anew: bool = False
     """Read the whole prompt, also where the cache knows its beginning: for answers whose times are compared."""
     prompt_length: int = field(init=False)
@@ -282,12 +282,12 @@ class Stride:
     """Per token; only where the sequence asks for some."""
     drafted: int = 0
     """How many drafts the pass verified."""
+    predicted: int = 0
+    """How many of these came from the sequence's prediction."""
     trace: Trace | None = None
     """Only where the sequence asks for it."""
     is_own: bool = False
     """Whether the backend ran the pass by itself."""
-    predicted: int = 0
-    """How many of the verified drafts came from the sequence's prediction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Adaptive:
 
     exact = False
     spare_rows = 0
-    reads_whole_texts = False
+    reads_whole_texts = reads_predictions = False
     own_drafts: int | None = None
 
     def __init__(self, k_max: int, threshold: float, gate: Gate) -> None:

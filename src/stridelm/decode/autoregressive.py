@@ -16,7 +16,7 @@ class Autoregressive:
 
     exact = True
     needed_rows = spare_rows = 0
-    reads_whole_texts = False
+    reads_whole_texts = reads_predictions = False
     own_drafts: int | None = 0
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:

@@ -23,7 +23,8 @@ from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.merge import merge
 from stridelm.sampling import Drawer, drawer
-from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
+from stridelm.settings import LARGEST_K
+from stridelm.types import NO_DRAFT, PREDICTION, ROOT, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import follow
 
 _MOST_ANCHORS = 8
@@ -74,7 +75,10 @@ class Planned:
         is_masks_alone = not drafters or (switches and all(drafter.is_optional for drafter in drafters))
         self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
         self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
+        self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
         self.spare_rows = nodes + _MOST_ANCHORS * self.longest
+        if self.reads_predictions:
+            self.spare_rows = max(self.spare_rows, LARGEST_K)
         self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
         self.calibrations = {is_sampled: Calibration() for is_sampled in (False, True)}
         self.rates = DepthRates(self.longest)
@@ -106,7 +110,9 @@ class Planned:
         self._is_resting = self._rests(ready)
         is_to_be_set = self._is_resting and self.clock.wants_plain
         takes_one = is_to_be_set if self._trial is None else self._trial.takes_one()
-        trees = self._draft_nothing(ready) if takes_one else self._draft(ready)
+        drafted = ready if not takes_one else self._predicted(ready)
+        self._draft_nothing([sequence for sequence in ready if sequence not in drafted])
+        trees = self._draft(drafted)
         total = others + sum(self._states[s].rows if s in self._states else s.allowance for s in sequences)
         blocks: list[Block] = []
         for sequence in sequences:
@@ -114,7 +120,7 @@ class Planned:
                 blocks.append(next_block(sequence, layers=self.layers))
                 continue
             state, tree = self._states[sequence], trees[sequence]
-            plan = choose(tree, self._outlook(sequence, state, total - state.rows, len(sequences)))
+            plan = choose(tree, self._outlook(sequence, state, tree, total - state.rows, len(sequences)))
             block = self._block(sequence, tree, plan)
             total += len(block) - state.rows
             state.rows = len(block)
@@ -142,6 +148,11 @@ class Planned:
         state = self._state(ready[0])
         return self.clock.wants_plain or state.referee.takes_one() or state.rest.goes_on()
 
+    def _predicted(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those that are drafted for while a batch takes one token at a time: what a trial of the others shows says
+        nothing of them. A sequence alone is not, since the clock is set by plain steps."""
+        return [] if self._trial is None else [sequence for sequence in sequences if sequence.prediction]
+
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
             state = self._state(sequence)
@@ -161,8 +172,10 @@ class Planned:
             if self._is_resting:
                 state.chain = None  # the text goes on without it
         self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
-        for number, drafter in enumerate(self.drafters):
-            if sequences and (not self.uses or self.uses[number].is_due(self._rate, self._is_resting)):
+        has_predictions = any(sequence.prediction for sequence in sequences)
+        for number, drafter in enumerate(self.drafters if sequences else ()):
+            is_due = not self.uses or self.uses[number].is_due(self._rate, self._is_resting)
+            if is_due or (has_predictions and drafter.reads_predictions):
                 started = time.perf_counter()
                 for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
                     self._states[sequence].proposed.append(lawful(sequence, tree))
@@ -170,10 +183,12 @@ class Planned:
                     self.uses[number].asked((time.perf_counter() - started) / len(sequences))
         if self._is_resting and not any(map(any, (self._states[sequence].proposed for sequence in sequences))):
             return self._draft_nothing(sequences)
-        return {
-            sequence: merge(self._states[sequence].proposed, self._calibration(sequence).accepted, self.nodes)
-            for sequence in sequences
-        }
+        return {sequence: self._merged(sequence, self._states[sequence].proposed) for sequence in sequences}
+
+    def _merged(self, sequence: Sequence, proposed: list[DraftTree]) -> DraftTree:
+        """A prediction that has stood for long may be more than the other drafters have together."""
+        predicted = sum(tree.sources.count(PREDICTION) for tree in proposed)
+        return merge(proposed, self._calibration(sequence).accepted, max(self.nodes, predicted))
 
     def _draft_by_masks(self, sequences: list[Sequence]) -> None:
         if self.masks is None or not sequences:
@@ -196,14 +211,14 @@ class Planned:
         row = float(self.cost.table[9] - self.cost.table[1]) / 8
         return min(0.5, max(0.005, self._rate * (row + self.cost.level)))
 
-    def _outlook(self, sequence: Sequence, state: _State, others: int, sequences: int) -> Outlook:
+    def _outlook(self, sequence: Sequence, state: _State, tree: DraftTree, others: int, sequences: int) -> Outlook:
         cost, rate, scale = self.cost, self._rate, self.clock.scale if sequences == 1 else 1.0
         pending = sequence.allowance
-        most = pending + self.nodes + (self.nodes + 1) * self.longest + 1
+        most = pending + len(tree) + (len(tree) + 1) * self.longest + 1
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting:
+        if self._is_resting or PREDICTION in tree.sources:  # what comes next is known: masks would be rows for nothing
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]

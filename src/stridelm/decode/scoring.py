@@ -12,6 +12,7 @@ class Scoring:
     exact = True
     needed_rows = spare_rows = 0
     reads_whole_texts = True
+    reads_predictions = False
     own_drafts: int | None = None
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:

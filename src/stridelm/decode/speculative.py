@@ -19,6 +19,7 @@ class Speculative:
         self.tolerance = tolerance
         self.exact = tolerance == 0
         self.reads_whole_texts = drafter.reads_whole_texts
+        self.reads_predictions = drafter.reads_predictions
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         ready = [sequence for sequence in sequences if not reads_on(sequence)]

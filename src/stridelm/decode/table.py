@@ -13,7 +13,7 @@ from stridelm.draft.assistant import AssistantDrafter
 from stridelm.draft.draft_model import ModelDrafter
 from stridelm.draft.heads import HeadsDrafter
 from stridelm.draft.mask import MaskDrafter
-from stridelm.draft.ngram import NgramDrafter
+from stridelm.draft.ngram import LONGEST_PREDICTION, NgramDrafter
 from stridelm.model.target import Draft, Parts
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
@@ -88,12 +88,18 @@ def _gate(loaded: Loaded) -> Gate:
     return loaded.parts.forward.gate
 
 
+def _look_up(settings: DecodeSettings) -> NgramDrafter:
+    """What a user says of the number of drafts holds for those from a prediction, too."""
+    longest = min(settings.k or LONGEST_PREDICTION, settings.nodes or LONGEST_PREDICTION, LONGEST_PREDICTION)
+    return NgramDrafter(settings.k or _NGRAM_K, longest)
+
+
 def _adaptive(k_max: int, threshold: float, loaded: Loaded) -> Policy:
     return Adaptive(k_max, threshold, _gate(loaded))
 
 
 def _everything(settings: DecodeSettings, loaded: Loaded, *, switches: bool = False) -> Policy:
-    drafters: list[Drafter] = [NgramDrafter(settings.k or _NGRAM_K)]
+    drafters: list[Drafter] = [_look_up(settings)]
     if loaded.parts.heads is not None:
         drafters.append(loaded.heads_drafter(loaded.parts.heads, settings.k))
     if loaded.parts.has_given_draft:
@@ -129,7 +135,7 @@ _MAKERS: dict[str, Callable[[DecodeSettings, Loaded], Policy]] = {
     "heads": _heads,
     "ensemble": _everything,
     "draft": lambda settings, loaded: Speculative(loaded.second_model(settings.k), settings.tolerance),
-    "ngram": lambda settings, loaded: Speculative(NgramDrafter(settings.k or _NGRAM_K), settings.tolerance),
+    "ngram": lambda settings, loaded: Speculative(_look_up(settings), settings.tolerance),
     "adaptive": lambda settings, loaded: _adaptive(
         settings.k_max or _K_MAX, THRESHOLD if settings.threshold is None else settings.threshold, loaded
     ),

@@ -45,7 +45,7 @@ class ModelDrafter:
 
     name = "draft"
     layers = ()
-    reads_whole_texts = is_optional = False
+    reads_whole_texts = is_optional = reads_predictions = False
 
     def __init__(self, k: int, forward: Forward, context_length: int, vocabulary: int, target_vocabulary: int) -> None:
         self.k = k

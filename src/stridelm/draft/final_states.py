@@ -10,7 +10,7 @@ from stridelm.types import Array, Block, Commit, Output, Sequence
 class FinalStates:
     """The part of such a drafter that keeps those states."""
 
-    reads_whole_texts = is_optional = False
+    reads_whole_texts = is_optional = reads_predictions = False
 
     def __init__(self, layers: int) -> None:
         """`layers`: how many the target has."""

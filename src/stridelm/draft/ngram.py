@@ -1,12 +1,16 @@
-"""Look-up: the text has been here before, so propose what followed then. Costs no forward."""
+"""Look-up: the text has been here before, or its request says what it will be: propose what follows there. Costs no
+forward."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from stridelm.types import NO_DRAFT, Block, Commit, DraftTree, Output, Sequence
+from stridelm.draft.match import SHORTEST_MATCH, longest_matches
+from stridelm.draft.prediction import Follower
+from stridelm.types import NO_DRAFT, PREDICTION, Block, Commit, DraftTree, Output, Sequence
 
-SHORTEST_MATCH = 2
+LONGEST_PREDICTION = 48
+"""Tokens of a prediction that one step verifies: beyond, a wider step costs more than the steps it saves."""
 
 
 @dataclass(slots=True)
@@ -25,26 +29,44 @@ class _Text:
 
 
 class NgramDrafter:
-    """Finds the latest earlier place, in prompt or answer, that shares the longest ending with the text."""
+    """Finds the latest earlier place, in prompt or answer, that shares the longest ending with the text; and the place
+    in the sequence's prediction, if it has one. The surer of the two drafts."""
 
     name = "ngram"
     layers = ()
     reads_whole_texts = False
     is_optional = True
+    reads_predictions = True
 
-    def __init__(self, k: int) -> None:
-        self.k = k
+    def __init__(self, k: int, longest_prediction: int = LONGEST_PREDICTION) -> None:
+        self.k, self.longest_prediction = k, longest_prediction
         self._texts: dict[Sequence, _Text] = {}
+        self._followers: dict[Sequence, Follower] = {}
 
     def propose(self, sequences: list[Sequence]) -> list[DraftTree]:
-        return [self._propose(self._text(sequence)) for sequence in sequences]
+        return [self._surer(sequence) if sequence.prediction else self._look_up(sequence) for sequence in sequences]
+
+    def _surer(self, sequence: Sequence) -> DraftTree:
+        """One of the two: they read the same file, and where they differ only one can be right."""
+        predicted, found = self._follow(sequence), self._look_up(sequence)
+        return predicted if predicted.scores[:1] >= found.scores[:1] else found
+
+    def _follow(self, sequence: Sequence) -> DraftTree:
+        if sequence not in self._followers:
+            prompt = sequence.tokens[: sequence.prompt_length]
+            self._followers[sequence] = Follower(sequence.prediction, prompt)
+        follower = self._followers[sequence]
+        follower.follow(sequence.tokens)
+        tokens, scores = follower.propose(self.longest_prediction)
+        return DraftTree.chain(tokens, PREDICTION, scores)
 
     def _text(self, sequence: Sequence) -> np.ndarray:
         if sequence not in self._texts:
             self._texts[sequence] = _Text(np.empty(len(sequence.tokens) + sequence.room, dtype=np.int64))
         return self._texts[sequence].follow(sequence.tokens)
 
-    def _propose(self, tokens: np.ndarray) -> DraftTree:
+    def _look_up(self, sequence: Sequence) -> DraftTree:
+        tokens = self._text(sequence)
         place, length = longest_match(tokens, longest=max(self.k, SHORTEST_MATCH))
         if length < SHORTEST_MATCH:
             return NO_DRAFT
@@ -60,6 +82,7 @@ class NgramDrafter:
 
     def release(self, sequence: Sequence) -> None:
         self._texts.pop(sequence, None)
+        self._followers.pop(sequence, None)
 
 
 def longest_match(tokens: np.ndarray, longest: int) -> tuple[int, int]:
@@ -67,14 +90,8 @@ def longest_match(tokens: np.ndarray, longest: int) -> tuple[int, int]:
 
     Nothing beyond `longest` tokens is looked at.
     """
-    ends = matched = np.flatnonzero(tokens[:-1] == tokens[-1])
-    length = 0
-    while len(ends) and length < longest:
-        length += 1
-        matched = ends
-        ends = ends[ends >= length]
-        ends = ends[tokens[ends - length] == tokens[len(tokens) - 1 - length]]
-    return (int(matched[-1]) + 1, length) if length else (0, 0)
+    ends, length = longest_matches(tokens[:-1], tokens[-longest:])
+    return (int(ends[-1]) + 1, length) if length else (0, 0)
 
 
 def chance(length: int) -> float:

@@ -16,7 +16,7 @@ from stridelm.layout import lay_out
 from stridelm.model.kv_cache import Table
 from stridelm.model.tokenizer import TextTokenizer
 from stridelm.params import InputError
-from stridelm.types import Block, Commit, Output, Sequence, Stride, Trace
+from stridelm.types import PREDICTION, Block, Commit, Output, Sequence, Stride, Trace
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +170,7 @@ class Engine:
             sequence.finish_reason,
             commit.alternatives[:judged],
             drafted,
+            block.tree.sources.count(PREDICTION),
             Trace(block, commit.kept) if sequence.is_traced else None,
             is_own,
         )

@@ -14,6 +14,9 @@ from tokenizers import Tokenizer as Backend
 from stridelm.model.tokenizer_files import describe
 from stridelm.params import InputError
 
+_LONG = 4096
+"""Characters of a text that takes longer than a millisecond or two."""
+
 
 class TextTokenizer(Protocol):
     """What generating and serving ask of a tokenizer, ours or transformers'. The latter's also take batches, so what
@@ -130,7 +133,11 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids; with those that the tokenizer puts around a text, unless told not to."""
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG:
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of a batch, if only of one, Python's other threads hear nothing: they would stand still for seconds.
+        (encoding,) = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, token_ids: Items[int], skip_special_tokens: bool = False) -> str:
         """The tokens' text; half characters are written as replacement characters."""

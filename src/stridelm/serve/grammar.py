@@ -25,9 +25,10 @@ from stridelm.serve.settings import ServeSettings
 Start = Callable[[], Grammar]
 """Gives the grammar of one answer, at its beginning."""
 
-SPACING: "JsonCompileOptions" = {"whitespace_pattern": r"( |\n {0,16})", "coerce_one_of": True}
+WHITE_SPACE = r"( |\n {0,16})"
 """Between the parts of a JSON text: nothing, a space, or a new line and its indentation. Were any amount allowed, small
 models would write nothing else for ever."""
+SPACING: "JsonCompileOptions" = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 _LIMITS = LLParserLimits(verbose_errors=False)
 """The library's own: a mask takes 20 ms at most, and a lexer a few MB."""
 _KEPT = 64

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from stridelm.serve.chat_schema import Function
-from stridelm.serve.grammar import SPACING
+from stridelm.serve.grammar import SPACING, WHITE_SPACE
 from stridelm.serve.json_schema import meant
 from stridelm.serve.tools import ToolFormat
 
@@ -27,9 +27,11 @@ def call_or_json(
     form: ToolFormat, functions: list[Function], schema: dict[str, Any], *, many: bool, special: dict[str, int]
 ) -> str:
     """One call or more, or JSON of a schema."""
-    first, *rules = must_call(form, functions, many=many, special=special).split("\n")
+    start, call, *bodies = must_call(form, functions, many=many, special=special).split("\n")
+    if not (form.begin or form.before):
+        bodies = _loose_bodies(form, functions)
     answer = json.dumps({**schema, "x-guidance": SPACING})
-    return "\n".join([first.replace("start:", "start: answer |", 1), f"answer: %json {answer}", *rules])
+    return "\n".join([start.replace("start:", "start: answer |", 1), f"answer: %json {answer}", call, *bodies])
 
 
 def may_call(form: ToolFormat, functions: list[Function], *, many: bool) -> str:
@@ -59,6 +61,18 @@ def _bodies(form: ToolFormat, functions: list[Function]) -> list[str]:
         lines.append(f'body_{index}: {_quoted(opening)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
     return lines
+
+
+def _loose_bodies(form: ToolFormat, functions: list[Function]) -> list[str]:
+    """The same in the words of JSON, with its white space: where an answer begins as a call does, one long word for a
+    call's beginning would be the only one that is read."""
+    lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
+    for index, function in enumerate(functions):
+        words = ("{", '"name"', ":", json.dumps(function.name), ",", f'"{form.arguments}"', ":")
+        schema = {**meant(function.parameters or _NO_ARGUMENTS), "type": "object", "x-guidance": SPACING}
+        lines.append(f"body_{index}: " + " WS? ".join(map(_quoted, words)) + f' WS? arguments_{index} WS? "}}"')
+        lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+    return [*lines, f"WS: /{WHITE_SPACE}/"]
 
 
 def _quoted(text: str) -> str:

@@ -48,19 +48,20 @@ class _Arguments:
 
     def __init__(self) -> None:
         self.is_whole = False
-        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self.in_string = self._is_escaped = False
+        self._depth = 0
 
     def take(self, text: str) -> int:
-        """How many of the characters are still part of the object."""
+        """How many of the characters are still part of the object, as far as can be told."""
         for at, letter in enumerate(text):
             if self.is_whole:
                 return at
             if self._is_escaped:
                 self._is_escaped = False
-            elif self._in_string:
-                self._in_string, self._is_escaped = letter != '"', letter == "\\"
+            elif self.in_string:
+                self.in_string, self._is_escaped = letter != '"', letter == "\\"
             elif letter == '"':
-                self._in_string = True
+                self.in_string = True
             else:
                 self._depth += (letter in "{[") - (letter in "}]")
                 self.is_whole = self._depth <= 0
@@ -98,7 +99,8 @@ class CallReader:
         """The rest, at the end of the answer."""
         rest, self._held = self._held, ""
         if self._arguments is not None:
-            return self._argument_part(rest[: len(rest) - overlap(rest, self.form.after.strip())])
+            certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
+            return Found(calls=self._piece(certain[: self._arguments.take(certain)]))
         if self.form.opens_anywhere:
             # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
             body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
@@ -106,7 +108,7 @@ class CallReader:
             calls = [] if call is None else [call]
         else:
             inner = self._behind_calls(rest)
-            calls = [] if self._is_text or self.calls else self._all_calls(inner)
+            calls = [] if self._is_text or (self.calls and not self.many) else self._all_calls(inner)
             rest = inner if self.calls else rest
         parts = [self._whole(call) for call in calls]
         if parts or (self.calls and not rest.strip()):
@@ -119,14 +121,9 @@ class CallReader:
         if self._is_open:
             if self._arguments is None and self._begins(self._held.removeprefix(opening), found):
                 return True
-            body, closed, behind = self._held.partition(closing)
             if self._arguments is not None:
-                certain = body if closed else self._held[: len(self._held) - overlap(self._held, closing)]
-                found.calls += self._argument_part(certain).calls
-                self._held = behind if closed else self._held[len(certain) :]
-                if closed:
-                    self._is_open, self._arguments = False, None
-                return bool(closed)
+                return self._go_on(found)
+            body, closed, behind = self._held.partition(closing)
             if not closed:
                 return False
             self._is_open, self._held = False, behind
@@ -148,12 +145,31 @@ class CallReader:
         self._held = self._held[len(certain) :]
         return False
 
+    def _go_on(self, found: Found) -> bool:
+        """The same within a call's arguments: they end with their object, or where the call is closed."""
+        assert self._arguments is not None
+        closing = self.form.after.strip()
+        if not self._arguments.is_whole:
+            at = self._held.find(closing)
+            certain = self._held[: at if at >= 0 else len(self._held) - overlap(self._held, closing)]
+            mine = self._arguments.take(certain)
+            if self._arguments.in_string and at >= 0:  # part of what is said
+                mine += self._arguments.take(closing)
+            found.calls += self._piece(self._held[:mine])
+            self._held = self._held[mine:]
+            if mine:
+                return True
+        _, closed, behind = self._held.partition(closing)
+        if closed:
+            self._held, self._is_open, self._arguments = behind, False, None
+        return bool(closed)
+
     def _advance_list(self, found: Found) -> bool:
         """The same in a form where calls are the whole answer."""
         if self._arguments is not None:
-            part = self._argument_part(self._held)
-            found.calls += part.calls
-            self._held = self._held[sum(len(each.arguments) for each in part.calls) :]
+            mine = self._arguments.take(self._held)
+            found.calls += self._piece(self._held[:mine])
+            self._held = self._held[mine:]
             if self._arguments.is_whole:
                 self._arguments = None
                 return True
@@ -181,10 +197,8 @@ class CallReader:
         self._held, self._arguments = text[beginning.end() :], _Arguments()
         return True
 
-    def _argument_part(self, text: str) -> Found:
-        assert self._arguments is not None
-        mine = text[: self._arguments.take(text)]
-        return Found(calls=[CallPart(self.calls - 1, None, mine)] if mine else [])
+    def _piece(self, text: str) -> list[CallPart]:
+        return [CallPart(self.calls - 1, None, text)] if text else []
 
     def _behind_calls(self, text: str) -> str:
         """What is held, without what stands before a call, and behind the one before."""
@@ -193,8 +207,8 @@ class CallReader:
             text = text.removeprefix(self.form.openings[0]).lstrip()
             return text.removeprefix("[") if self.form.end else text
         text = text.removeprefix("}").lstrip().removeprefix(self.form.between.strip()).lstrip()
-        if self.form.end and text == self.form.end:
-            return ""
+        if self.form.end:
+            text = text.removeprefix(self.form.end).lstrip()
         return text if self.many else ""
 
     def _may_be_calls(self) -> bool:
@@ -224,6 +238,8 @@ class CallReader:
     def _all_calls(self, text: str) -> list[Call]:
         """The calls that make up a whole answer; none if any of it is something else."""
         values: list[object] = []
+        if not text.strip():
+            return []
         try:
             if self.form.end:
                 listed = _JSON.decode("[" + text)
