@@ -83,9 +83,9 @@ def test_any_name_may_be_taken_for_the_model(model: LanguageModel) -> None:
 
 
 def test_metrics_go_by_the_first_name(model: LanguageModel) -> None:
-    with served(model, served_model_name=NAMES) as client:
+    with TestClient(create_app(make_context(model, ServeSettings(served_model_name=NAMES)))) as client:
         found = client.get("/metrics").text
-    assert 'model_name="first"' in found and "second" not in found
+    assert 'model_name="first"' in found and "org/second" not in found
 
 
 def test_a_model_without_given_names_goes_by_its_own(model: LanguageModel) -> None:
@@ -183,5 +183,5 @@ def test_the_question_needs_no_key_and_the_request_does(model: LanguageModel) ->
     "origin", ["example.org", "https://example.org/", "https://example.org/x", "https://", "*.org"]
 )
 def test_what_is_no_site_is_refused(origin: str) -> None:
-    with pytest.raises(InputError, match="cors_origin must be like https://example.org"):
+    with pytest.raises(InputError, match="cors_origin must be like"):
         ServeSettings(cors_origin=(origin,))
