@@ -179,7 +179,7 @@ def test_openai_raises_what_was_meant(client: openai.OpenAI) -> None:
     for field, value in {"temperature": -1, "n": 0, "max_tokens": 10**6, "modalities": ["audio"]}.items():
         with pytest.raises(openai.BadRequestError) as bad:
             chat(client, **{field: value})
-        assert bad.value.param == field and field in bad.value.message
+        assert str(bad.value.param).startswith(field) and field in bad.value.message
     with pytest.raises(openai.BadRequestError) as bad:
         chat(client, extra_body={"stride": {"decoder": "psychic"}})
     assert str(bad.value.param).startswith("stride")
