@@ -15,7 +15,7 @@ help:
 	@echo "make test-slow    the long checks, too"
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
-	@echo "make test-clients other people's clients against the server; builds an environment of 700 MB for them"
+	@echo "make test-clients other people's clients and test suites against the server; builds environments of 1 GB"
 	@echo "make bench        every decoder against plain decoding and transformers' generate; takes an hour"
 	@echo "make picture      draw docs/race.svg anew"
 	@echo "make screenshots  photograph the playground anew, for the docs"
@@ -102,12 +102,21 @@ $(CLIENTS)/.ready: tests/clients/requirements.txt tests/clients/package.json tes
 	PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" npm ci --silent --prefix $(CLIENTS)/npm
 	@touch $@
 
-clients: $(CLIENTS)/.ready
+# What peers' own test suites import; see tests/peers/run.py, which fetches the suites themselves.
+PEERS := .venv-peers
+
+$(PEERS)/.ready: tests/peers/requirements.txt
+	@echo "setting up $(PEERS) for peers' test suites; this takes a minute"
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r tests/peers/requirements.txt
+	@touch $@
+
+clients: $(CLIENTS)/.ready $(PEERS)/.ready
 
 test-clients: setup clients
 	$(BIN)/pyright --project tests/clients
 	$(CLIENTS)/bin/python -m pytest tests/clients
-	@if test -f tests/peers/run.py; then $(BIN)/python tests/peers/run.py; fi
+	$(BIN)/python tests/peers/run.py --python $(PEERS)/bin/python $(PEERS_ARGS)
 
 # On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
 test-cuda: setup
@@ -128,4 +137,4 @@ bench: setup
 	$(BIN)/python bench/memory.py --json bench/results/memory.json
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(CLIENTS)
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(PEERS)

@@ -143,7 +143,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def completion(prompt: str = "One two three", **fields: Any) -> dict[str, Any]:
+def completion(prompt: Any = "One two three", **fields: Any) -> dict[str, Any]:
     """A request to /v1/completions."""
     return {"model": NAME, "prompt": prompt, "max_tokens": 16, "temperature": 0} | fields
 
