@@ -57,6 +57,8 @@ class Scripted:
 
     def cancel(self, sequence: Sequence) -> None: ...
 
+    def hold(self, sequence: Sequence, is_held: bool) -> None: ...
+
     def submit(self, sequence: Sequence, receive: Receive) -> None:
         self.sequences.append(sequence)
         for number, piece in enumerate(self.pieces, 1):

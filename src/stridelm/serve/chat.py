@@ -155,7 +155,7 @@ class ChatWriter:
             found.calls += rest.calls
             if reader.calls and part.finish_reason == "stop":
                 part.finish_reason = "tool_calls"
-        part.calls = [_delta(call, use.form) for call in found.calls]
+        part.calls = [_delta(call, use.form) for call in _joined(found.calls)]
 
     def _choice(self, index: int, part: _Part) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.text}
@@ -187,6 +187,15 @@ class ChatWriter:
 
     def _logprobs(self, part: _Part) -> dict[str, Any] | None:
         return {"content": part.logprobs} if self._request.logprobs else None
+
+
+def _joined(pieces: list[CallPart]) -> list[CallPart]:
+    """One piece of each call: clients take no more of them at once."""
+    joined: dict[int, CallPart] = {}
+    for piece in pieces:
+        before = joined.get(piece.index, CallPart(piece.index, piece.name, ""))
+        joined[piece.index] = CallPart(piece.index, before.name, before.arguments + piece.arguments)
+    return list(joined.values())
 
 
 def _delta(call: CallPart, form: ToolFormat) -> dict[str, Any]:
