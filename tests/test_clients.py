@@ -67,6 +67,22 @@ def keeps_to_place(arguments: str) -> bool:
 def test_openai_lists_the_model(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by) == (NAME, "model", "stridelm")
+    assert client.models.retrieve(NAME) == model
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.models.retrieve("org/other")
+    assert unknown.value.code == "model_not_found"
+
+
+def test_openai_s_own_fields_are_taken(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "user": "me", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "reasoning_effort": "low",
+        "verbosity": "low", "modalities": ["text"], "safety_identifier": "x", "prompt_cache_key": "x",
+    }  # fmt: skip
+    reply = chat(client, **fields)
+    assert reply.choices[0].message.content == chat(client).choices[0].message.content
+    assert set(reply.stride["ignored"]) == fields.keys()
+    assert reply.usage.prompt_tokens_details.cached_tokens >= 0
+    assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 0
 
 
 def test_openai_chats(client: openai.OpenAI) -> None:
@@ -176,10 +192,12 @@ def test_openai_raises_what_was_meant(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         chat(client, model="gpt-7")
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
-    for field, value in {"temperature": -1, "n": 0, "max_tokens": 10**6, "modalities": ["audio"]}.items():
+    for field, value in {"temperature": -1, "n": 0, "max_tokens": 10**6, "web_search_options": {}}.items():
         with pytest.raises(openai.BadRequestError) as bad:
             chat(client, **{field: value})
-        assert str(bad.value.param).startswith(field) and field in bad.value.message
+        assert bad.value.param == field and field in bad.value.message
+    with pytest.raises(openai.BadRequestError, match=r"modalities\.1"):
+        chat(client, modalities=["text", "audio"], audio={"voice": "alloy", "format": "mp3"})
     with pytest.raises(openai.BadRequestError) as bad:
         chat(client, extra_body={"stride": {"decoder": "psychic"}})
     assert str(bad.value.param).startswith("stride")

@@ -57,6 +57,9 @@ def gathered(sent: list[dict[str, Any]]) -> dict[str, Any]:
     """The choice that a stream's chunks make. A call's first piece has its id and name, the others arguments alone."""
     parts = [chunk["choices"][0] for chunk in sent]
     calls: list[dict[str, Any]] = []
+    for part in parts:  # clients take the entries of a chunk for so many calls
+        indexes = [piece["index"] for piece in part["delta"].get("tool_calls", ())]
+        assert len(set(indexes)) == len(indexes)
     for piece in (piece for part in parts for piece in part["delta"].get("tool_calls", ())):
         if "id" in piece:
             assert piece["index"] == len(calls) and piece["type"] == "function" and piece["function"]["name"]
