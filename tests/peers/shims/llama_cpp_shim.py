@@ -2,9 +2,11 @@
 here, and what llama.cpp keeps at OpenAI's routes without their /v1 is asked with it."""
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from requests.structures import CaseInsensitiveDict
 
 from peer_server import running
 
@@ -24,8 +26,8 @@ def pytest_configure() -> None:
     process: Any = utils.ServerProcess
     process.start, process.stop = _start, _stop
     process.make_url = _make_url(process.make_url)
-    process.make_request = _with_defaults(process.make_request)
-    process.make_stream_request = _with_defaults(process.make_stream_request)
+    process.make_request = _with_any_case(_with_defaults(process.make_request))
+    process.make_stream_request = _with_null_first(_with_defaults(process.make_stream_request))
 
 
 def _start(server: Any, **_: Any) -> None:
@@ -64,3 +66,27 @@ def _with_defaults(request: Any) -> Any:
         return request(server, method, path, data, *rest, **others)
 
     return with_defaults
+
+
+def _with_any_case(request: Any) -> Any:
+    """The names of headers have no case; the tests look for one."""
+
+    def with_any_case(*arguments: Any, **others: Any) -> Any:
+        response = request(*arguments, **others)
+        response.headers = CaseInsensitiveDict(response.headers)
+        return response
+
+    return with_any_case
+
+
+def _with_null_first(stream: Any) -> Any:
+    """A stream's first chunk names the role, with the content "" at OpenAI and here, and null at llama.cpp."""
+
+    def with_null_first(*arguments: Any, **others: Any) -> Iterator[Any]:
+        for event in stream(*arguments, **others):
+            for choice in event.get("choices", ()):
+                if "role" in choice.get("delta", ()):
+                    choice["delta"]["content"] = choice["delta"].get("content") or None
+            yield event
+
+    return with_null_first

@@ -60,6 +60,12 @@ def running(*options: str) -> int:
     return server.port
 
 
+def stop(*options: str) -> None:
+    """End the server with these options, for a suite that wants a fresh one next time."""
+    if server := _servers.pop(options, None):
+        server.stop()
+
+
 def _end_with_parent() -> None:
     """Whatever ends pytest ends its servers."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

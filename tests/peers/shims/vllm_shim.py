@@ -3,17 +3,19 @@ stand-in, but for the server that they start and the tokenizer that they compare
 
 import importlib
 import os
-import sys
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import openai
+import pytest
 from transformers import AutoTokenizer
 
-from peer_server import running
+from peer_server import running, stop
 from stand_ins import stand_in
 
 _OURS = {"--max-num-seqs": "--max-sequences", "--max-model-len": "--cache-tokens", "--api-key": "--api-key"}
 """Options of vLLM, and what says the same here."""
+_INT64 = SimpleNamespace(min=-(2**63), max=2**63 - 1)
 
 
 class RemoteOpenAIServer:
@@ -28,13 +30,15 @@ class RemoteOpenAIServer:
                 options[1] = value
             elif name in _OURS:
                 options += [_OURS[name], value]
-        self.host, self.port, self.uds = "127.0.0.1", running(*options), None
+        self.options = options
+        self.host, self.port, self.uds, self.show_hidden_metrics = "127.0.0.1", running(*options), None, False
 
     def __enter__(self) -> "RemoteOpenAIServer":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """It stays for the next file that wants one like it."""
+        """The next file may count what its server does."""
+        stop(*self.options)
 
     @property
     def url_root(self) -> str:
@@ -53,13 +57,34 @@ class RemoteOpenAIServer:
         return {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60}
 
 
+class ModelConfig:
+    """In place of vLLM's: the tests ask it for the size of the vocabulary."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def get_vocab_size(self) -> int:
+        return len(_tokenizer())
+
+
+@pytest.fixture(scope="session")
+def local_asset_server() -> None:
+    """In place of one that serves pictures, to tests that can do without."""
+
+
 def pytest_configure() -> None:
+    from_pretrained = AutoTokenizer.from_pretrained  # the served model's, whatever model a test names
+    AutoTokenizer.from_pretrained = lambda *_, **__: from_pretrained(os.environ["PEERS_MODEL"])
     stand_in("vllm", "torch", "tests.utils", "tests.conftest")
-    utils: Any = importlib.import_module("tests.utils")
-    utils.RemoteOpenAIServer = RemoteOpenAIServer
-    utils.ROCM_EXTRA_ARGS = []
-    tokenizers: Any = importlib.import_module("vllm.tokenizers")
-    tokenizers.get_tokenizer = lambda *_, **__: AutoTokenizer.from_pretrained(os.environ["PEERS_MODEL"])
-    version: Any = importlib.import_module("vllm.version")
-    version.__dict__["__version__"] = ""
-    assert "tests.utils" in sys.modules
+    _set("tests.utils", RemoteOpenAIServer=RemoteOpenAIServer, ROCM_EXTRA_ARGS=[])
+    _set("vllm.tokenizers", get_tokenizer=lambda *_, **__: _tokenizer())
+    _set("vllm.config", ModelConfig=ModelConfig)
+    _set("torch", long=None, iinfo=lambda _: _INT64)
+
+
+def _set(module: str, **names: Any) -> None:
+    vars(importlib.import_module(module)).update(names)
+
+
+def _tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained("")
