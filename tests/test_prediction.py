@@ -17,6 +17,7 @@ from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
 from stridelm.decode.rates import Trial
 from stridelm.decode.speculative import Speculative
+from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import LONGEST_PREDICTION, NgramDrafter
 from stridelm.draft.prediction import LONGEST_MATCH, Follower
 from stridelm.engine.engine import Engine
@@ -133,14 +134,16 @@ def test_a_wrong_prediction_costs_one_draft() -> None:
 
 
 def test_a_text_that_often_leaves_its_prediction_is_trusted_less() -> None:
-    faithful, straying = list(FILE[:60]), list(FILE[:60])
-    straying[10::10] = [0] * len(straying[10::10])
-    scores = []
-    for text in (faithful, straying):
+    """Both have followed it for the last thirty tokens."""
+    scores: list[list[float]] = []
+    for strays in ([], [5, 10, 15, 20, 25]):
+        text = [0 if at in strays else token for at, token in enumerate(FILE[:58])]
         follower = Follower(FILE, [])
         follower.follow(text)
-        scores.append(follower.propose(4)[1])
-    assert scores[1][-1] < scores[0][0]
+        tokens, found = follower.propose(4)
+        assert tokens == list(FILE[58:62])
+        scores.append(found)
+    assert max(scores[1]) < 0.93 < 0.98 < min(scores[0])
 
 
 def predicted_sequence(
@@ -261,6 +264,36 @@ def test_auto_drafts_from_a_prediction_also_where_the_batch_takes_one_token_at_a
     assert trial.asked >= 5 and sequence.output == right_answer(sequence)
     assert all(stride.predicted for stride in found[sequence][:-1])
     assert all(stride.drafted == 0 for stride in found[others[0]][: len(found[sequence])])
+
+
+def test_auto_asks_for_drafts_from_a_prediction_also_where_look_up_does_not_pay() -> None:
+    policy = Planned(FLAT, drafters=(NgramDrafter(4),), switches=True)
+    policy.uses[0].seconds, policy.uses[0].tokens = 1e9, 0.0
+    sequence = with_answer(0, policy)
+    found = strides_of(Engine(HashForward(64), letters()), sequence)[sequence]
+    assert sequence.output == right_answer(sequence)
+    assert sum(stride.sources.count(PREDICTION) for stride in found) > 90
+
+
+def test_no_masks_hang_where_a_prediction_stands(language_model: LanguageModel) -> None:
+    gate = language_model.gate
+    assert gate is not None
+    policy = Planned(FLAT, masks=MaskDrafter(gate), k=gate.k, drafters=(NgramDrafter(4),))
+    ids, params = language_model.encode("abcd", raw=True), SamplingParams(max_tokens=80)
+    plain = language_model.generate(ids, params, decoder="autoregressive")
+    masks: dict[bool, list[int]] = {}
+    for prediction in (plain.token_ids, ()):
+        sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length)
+        sequence.prediction, sequence.is_traced = prediction, True
+        (strides,) = strides_of(language_model.engine, sequence).values()
+        traces = [stride.trace for stride in strides if stride.trace is not None and stride.finish_reason is None]
+        masks[bool(prediction)] = [trace.block.masks for trace in traces]
+    assert not any(masks[True]) and any(masks[False])
+
+
+def test_the_cache_spares_rows_for_predictions() -> None:
+    policy = Planned(FLAT, drafters=(NgramDrafter(4),), nodes=4)
+    assert policy.spare_rows >= LONGEST_PREDICTION and Planned(FLAT, nodes=4).spare_rows == 4
 
 
 def test_a_prediction_that_stands_is_drafted_beyond_the_usual_nodes_but_not_beyond_those_asked_for(
