@@ -277,8 +277,8 @@ def test_clients_that_do_not_read_hold_nobody_up(roomy_model: LanguageModel) -> 
 
 def test_clients_that_do_not_read_are_cut_off(roomy_model: LanguageModel) -> None:
     with serve_in_thread(roomy_model, ServeSettings(port=0, grace=0, send_seconds=0.5)) as server:
-        with silent_clients(server) as held:
-            until(lambda: held() > 0)
+        with silent_clients(server):
+            until(lambda: server.context.worker.running > 0)
             until(lambda: server.context.worker.is_idle)
             until(lambda: not server.server.server_state.connections)
         assert server.context.worker.waiting == 0

@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                h11_max_incomplete_event_size=HEADER_BYTES,
+                h11_max_incomplete_event_size=2 * HEADER_BYTES,  # so that most of what is too long is told so
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=_FAREWELL_SECONDS,
             )

@@ -11,7 +11,12 @@ import socket
 import time
 from typing import cast
 
+import h11
+import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from stridelm.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +28,7 @@ _AT_ONCE = 8 * 2**10
 _SEND_BUFFER = 128 * 2**10
 """Bytes that the system takes of a reply before the client has read them. Left alone it takes megabytes: whole answers
 would be written for a client that reads nothing."""
+_DEAF_SECONDS = 1.0
 _SPARE_FILES = 128
 """For the engine and whatever else opens files."""
 
@@ -39,13 +45,26 @@ def make_protocol(most: int, send_seconds: float) -> type["Protocol"]:
     return cast(type[Protocol], type("Protocol", (Protocol,), {"most": most, "send_seconds": send_seconds}))
 
 
+class _Flow(FlowControl):
+    """Lets nothing more come in while what came waits for its turn."""
+
+    is_busy = False
+
+    def resume_reading(self) -> None:
+        if not self.is_busy:
+            super().resume_reading()
+
+
 class Protocol(H11Protocol):
     """Closes a connection that has been open for a while without asking for anything, or without reading."""
 
     most: int
     send_seconds: float
+    _flow: _Flow
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
+    _is_deaf = False
+    """What came was no request: nothing is read any more."""
     _unread: bytes = b""
     """What came and waits for its turn."""
     _waits_since = 0.0
@@ -55,6 +74,7 @@ class Protocol(H11Protocol):
         if len(self.connections) >= self.most:
             self._make_room()
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         connection: socket.socket | None = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -68,18 +88,33 @@ class Protocol(H11Protocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._unread:
-            self._unread += data
+        """What comes at once is at most 256 KB: that much may wait here."""
+        if self._is_deaf:
             return
-        super().data_received(data[:_AT_ONCE])
-        if len(data) > _AT_ONCE:
-            self._unread = data[_AT_ONCE:]
-            self.loop.call_soon(self._read_on)
+        self._unread += data
+        if not self._flow.is_busy:
+            self._read_on()
 
     def _read_on(self) -> None:
-        data, self._unread = self._unread, b""
+        data, self._unread = self._unread[:_AT_ONCE], self._unread[_AT_ONCE:]
         if data and not self.transport.is_closing():
-            self.data_received(data)
+            super().data_received(data)
+        was_busy, self._flow.is_busy = self._flow.is_busy, bool(self._unread)
+        if self._unread:
+            self._flow.pause_reading()
+            self.loop.call_soon(self._read_on)
+        elif was_busy:
+            self._flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """Of what is no request. The client may still be sending: that is dropped for a moment, since a connection that
+        is closed before it was read takes its reply along."""
+        self._is_deaf, self._unread = True, b""
+        body = orjson.dumps(ApiError(400, msg).body())
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.loop.call_later(_DEAF_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
