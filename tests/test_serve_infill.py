@@ -88,6 +88,22 @@ def test_echo_repeats_the_prompt_alone(tiny: Callable[..., Any]) -> None:
         assert all(each is not None for each in form["token_logprobs"])  # the prefix's token stands before the first
 
 
+def test_nothing_is_put_around_either_text(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a tokenizer begins texts with a token of its own, neither of the two is a text."""
+    model = make_model(tiny, QWEN)
+    encode = type(model.target.tokenizer).encode
+
+    def with_beginning(self: Any, given: str, add_special_tokens: bool = True) -> list[int]:
+        return [256] * add_special_tokens + encode(self, given, add_special_tokens=False)
+
+    monkeypatch.setattr(type(model.target.tokenizer), "encode", with_beginning)
+    with asked(model) as (client, context):
+        assert client.post(TEXT, json=text("a", suffix="b")).status_code == 200
+        assert 256 not in prompts(context)[-1] and len(prompts(context)[-1]) == 5
+        assert client.post(TEXT, json=text("a")).status_code == 200
+        assert prompts(context)[-1][0] == 256
+
+
 @pytest.mark.parametrize("tokens", [(), QWEN[:2], ("<|fim_prefix|>", "<fim_suffix>", "<fim-middle>")], ids=str)
 def test_a_model_that_was_not_taught_says_so(tiny: Callable[..., Any], tokens: tuple[str, ...]) -> None:
     with asked(make_model(tiny, tokens)) as (client, context):

@@ -216,7 +216,7 @@ def test_answers_that_are_no_calls_stay_text(form: ToolFormat, text: str) -> Non
 
 
 FRAGMENTS = {
-    0: ["<tool_call>", "</tool_call>", "<", "text"],
+    0: ["<tool_call>", "</tool_call>", "<", "text", '{"c": "</tool_call>"}', '{"c": "<tool_call>'],
     1: ["[TOOL_CALLS]", "[", "]", ", ", "text"],
     2: ["<|python_tag|>", "; ", ";", "text"],
 }
