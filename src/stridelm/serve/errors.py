@@ -86,6 +86,8 @@ def _path(location: Iterable[Any], body: object) -> list[str]:
     parts = list(location)
     for index, part in enumerate(parts):
         match body:
+            case {"type": kind, **rest} if kind == part and index < len(parts) - 1 and isinstance(rest.get(part), str):
+                continue  # which of several kinds it is, and not the field of the same name
             case dict() if part in body:
                 body = body[part]
             case list() if isinstance(part, int) and part < len(body):

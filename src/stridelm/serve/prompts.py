@@ -127,7 +127,9 @@ class Prompts:
                 turns[-1]["content"] += "\n" + turn["content"]
             else:
                 turns.append(turn)
-        return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+        return [
+            {name: value for name, value in turn.items() if name not in ("answers", "tool_calls")} for turn in turns
+        ]
 
     def _spelt_out(self, message: AnyMessage, called: dict[str, str]) -> Turn:
         """A message for a template that knows nothing of tools: calls are text, what they gave a user's turn."""

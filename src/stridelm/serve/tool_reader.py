@@ -100,7 +100,10 @@ class CallReader:
         rest, self._held = self._held, ""
         if self._arguments is not None:
             certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
-            return Found(calls=self._piece(certain[: self._arguments.take(certain)]))
+            mine = self._arguments.take(certain)
+            if self._arguments.in_string:  # what looked like the end of the call is part of what is said
+                mine += self._arguments.take(rest[len(certain) :])
+            return Found(calls=self._piece(rest[:mine]))
         if self.form.opens_anywhere:
             # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
             body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
