@@ -8,8 +8,8 @@ too, `auto` repeats it several tokens at a time. The ways take turns, prompt by 
     none      the baseline: the same request without its prediction
     file      the file as it was before the edit
     answer    the very answer: no prediction could be better, so this is what drafts can bring here at all
-    plain     one token at a time, for comparison
 
+Plain decoding, one token at a time, answers once, to compare the tokens.
 `again` asks questions whose answers are in no prompt; the prediction is what was answered before.
 """
 
@@ -143,15 +143,14 @@ def run(
 
 
 def measure(model: LanguageModel, case: Case, rounds: int) -> dict[str, Any]:
-    measured = Measured({way: [] for way in ("none", *case.ways, "plain")})
+    answer = tuple(run(model, case.prompt, case.params, PLAIN).tokens)
+    measured = Measured({way: [] for way in ("none", *case.ways)})
     for number in range(-1, rounds):  # round -1 warms up
         for way in measured.runs:
-            decoder = PLAIN if way == "plain" else AUTO
-            found = run(model, case.prompt, case.params, decoder, case.ways.get(way, ()))
+            found = run(model, case.prompt, case.params, AUTO, case.ways.get(way, ()))
             if number >= 0:
                 measured.runs[way].append(found)
     answers = {tuple(each.tokens) for runs in measured.runs.values() for each in runs}
-    (answer,) = {tuple(each.tokens) for each in measured.runs["plain"]}
     return {
         "group": case.group,
         "name": case.name,

@@ -20,6 +20,7 @@ from custom_generate_tables import custom_generate  # noqa: E402
 from frontier_tables import adaptation, frontier  # noqa: E402
 from gpu_tables import gpu, gpu_in_short  # noqa: E402
 from llama_tables import llama_cpp, noise_rows  # noqa: E402
+from prediction_tables import prediction  # noqa: E402
 from quick_tables import quick  # noqa: E402
 from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
@@ -228,7 +229,7 @@ TABLES = {
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
-    "gpu": gpu, "gpu in short": gpu_in_short,
+    "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction,
 }  # fmt: skip
 
 
