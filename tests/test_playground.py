@@ -185,7 +185,7 @@ def test_a_race_that_nobody_reads_pauses_and_goes_on(server: ThreadServer, monke
     async def read_slowly() -> list[list[int]]:
         running = race_module.Race(worker, lanes)
         await asyncio.to_thread(until, lambda: all(lane.is_held for lane in lanes))
-        assert sum(lane.stats.forwards for lane in lanes) <= 8
+        assert all(lane.stats.forwards < 60 for lane in lanes), "held before the end"
         texts: list[list[int]] = [[], []]
         async for lane, _, stride in running.moments():
             texts[lane] += stride.tokens
