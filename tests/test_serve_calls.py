@@ -2,11 +2,12 @@
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, refusal, serving
 from assembly import assembled
@@ -22,6 +23,9 @@ from tool_asking import CALLS, CLOCK, WEATHER, ask, called, gathered, prompt_of,
 EFFORT = (
     "{{ reasoning_effort or 'medium' }} {{ enable_thinking }}\n{% for m in messages %}{{ m.content }}\n{% endfor %}"
 )
+
+ASCII = {str(token): 12 for token in range(64, 90)} | {"256": -100}
+"""Keeps answers to characters of one token, so that they are the same tokens when they are read again."""
 
 
 def make_model(tiny: Callable[..., Any], template: str | None = None) -> LanguageModel:
@@ -192,3 +196,60 @@ def test_what_a_template_may_not_be_told(tiny: Callable[..., Any], given: Any, p
     with scripted(make_model(tiny, EFFORT), "Yes.") as (client, _):
         for path, body in ((CHAT, chat()), ("/tokenize", {"messages": chat()["messages"]})):
             assert refusal(client.post(path, json=body | {"chat_template_kwargs": given}))["param"].startswith(param)
+
+
+# What an answer is predicted to be
+
+
+@pytest.fixture(scope="module")
+def predicting(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Iterator[TestClient]:
+    target, gate = converted("llama")
+    model = assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate)
+    with serving(make_context(model)) as client:
+        yield client
+
+
+def predicted(content: str) -> dict[str, Any]:
+    return {"prediction": {"type": "content", "content": content}}
+
+
+@pytest.mark.parametrize("decoder", ["auto", "ngram", "ensemble"])
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 5}], ids=str)
+def test_a_right_prediction_saves_passes_and_changes_nothing(
+    predicting: TestClient, decoder: str, sampling: dict[str, Any]
+) -> None:
+    body = chat(max_tokens=60, logit_bias=ASCII, stride={"decoder": decoder}, **sampling)
+    plain = predicting.post(CHAT, json=body).json()
+    said = plain["choices"][0]["message"]["content"]
+    reply = predicting.post(CHAT, json=body | predicted(said)).json()
+    assert reply["choices"] == plain["choices"] and reply["stride"]["exact"] is True
+    assert reply["stride"]["forwards"] < plain["stride"]["forwards"]
+    assert plain["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+    counts = reply["usage"]["completion_tokens_details"]
+    assert counts["accepted_prediction_tokens"] > 0 <= counts["rejected_prediction_tokens"]
+    streaming = body | predicted(said) | {"stream": True, "stream_options": {"include_usage": True}}
+    *sent, last = chunks(predicting.post(CHAT, json=streaming))
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in sent) == said
+    assert last["usage"]["completion_tokens"] == reply["usage"]["completion_tokens"]
+    assert last["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+
+
+def test_all_choices_are_drafted_from_the_prediction(predicting: TestClient) -> None:
+    body = chat(max_tokens=40, n=2, logit_bias=ASCII, stride={"decoder": "ngram"}, temperature=0)
+    plain = predicting.post(CHAT, json=body).json()
+    reply = predicting.post(CHAT, json=body | predicted(plain["choices"][0]["message"]["content"])).json()
+    assert reply["choices"] == plain["choices"]
+    assert reply["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 40
+
+
+@pytest.mark.parametrize(
+    "stride",
+    [{"decoder": "autoregressive"}, {"decoder": "self"}, {"decoder": "ngram", "tolerance": 0.9}, {"tolerance": 0.9}],
+    ids=str,
+)
+def test_a_prediction_that_is_not_read_or_could_change_the_text_is_refused(
+    predicting: TestClient, stride: dict[str, Any]
+) -> None:
+    assert predicting.post(CHAT, json=chat(stride=stride)).status_code == 200
+    error = refusal(predicting.post(CHAT, json=chat(stride=stride, **predicted("x"))))
+    assert error["param"] == "prediction" and ("tolerance" in error["message"]) == ("tolerance" in stride)

@@ -162,6 +162,36 @@ def test_null_stands_for_a_field_that_is_left_out(client: TestClient, path: str,
         assert with_null["choices"] == without["choices"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"stream_options": {"include_usage": None}, "stream": True}),
+        (CHAT, {"stride": {"trace": None, "decoder": None, "tolerance": None, "k": None}}),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": None, "strict": None}}]}),
+        (CHAT, {"messages": [*chat()["messages"], {"role": "assistant", "content": "x", "tool_calls": None}]}),
+        (CHAT, {"messages": [*chat()["messages"], {"role": "assistant", "tool_calls": [
+            {"id": "1", "type": None, "index": None, "function": {"name": "f", "arguments": None}}]}]}),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": None, "return_token_strs": None, "model": None}),
+        ("/tokenize", {"messages": chat()["messages"], "add_generation_prompt": None, "tools": None}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_null_stands_for_what_is_left_out_within_fields_too(
+    client: TestClient, path: str, fields: dict[str, Any]
+) -> None:
+    reply = client.post(path, json=chat(**fields) if path == CHAT else fields)
+    assert reply.status_code == 200, reply.text
+
+
+def test_null_is_no_value_of_what_must_be_there(client: TestClient) -> None:
+    for fields, param in (
+        ({"messages": None}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": None}}]}, "tools.0.function.name"),
+        ({"stride": {"magic": None}}, "stride.magic"),
+    ):
+        assert refusal(client.post(CHAT, json=chat(**fields)))["param"] == param
+
+
 @pytest.mark.parametrize(("path", "name"), NEUTRAL_OF_BOTH)
 def test_what_could_change_the_text_is_taken_where_it_does_not(client: TestClient, path: str, name: str) -> None:
     taken, refused = (NEUTRAL | CHAT_NEUTRAL)[name]
@@ -267,3 +297,9 @@ def test_a_prompt_that_was_read_before_is_counted(client: TestClient, path: str)
     assert client.post(path, json=BODIES[path]("x" + prompt)).json()["usage"]["prompt_tokens_details"] == {
         "cached_tokens": 0
     }
+
+
+def test_a_prompt_that_is_scored_for_the_request_itself_was_not_read_before(client: TestClient) -> None:
+    prompt = "A prompt whose tokens are told how likely they are, which takes a pass of its own"
+    body = text(prompt, echo=True, logprobs=0, max_tokens=2, stride={"decoder": "autoregressive"})
+    assert client.post(TEXT, json=body).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
