@@ -49,13 +49,15 @@ class Scripted:
         self.pieces = [text[start : start + size] for start in range(0, len(text), size)] or [""]
         self.ending = ending
         self.sequences: list[Sequence] = []
+        self.cancelled: list[Sequence] = []
         self.waiting = 0
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
-    def cancel(self, sequence: Sequence) -> None: ...
+    def cancel(self, sequence: Sequence) -> None:
+        self.cancelled.append(sequence)
 
     def hold(self, sequence: Sequence, is_held: bool) -> None: ...
 

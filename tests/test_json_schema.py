@@ -48,6 +48,10 @@ def test_formats_that_are_not_known_are_labels() -> None:
     check({"type": "string", "format": "date"}, ["2024-02-29"], ["today", "2024-13-01"])
     check({"type": "array", "items": {"type": "string", "format": "color"}}, [["red"]], [[1]])
     check({"$ref": "#/$defs/c", "$defs": {"c": {"type": "string", "format": "color"}}}, ["red"], [1])
+    check({"$ref": "#/components/c", "components": {"c": {"type": "string", "format": "color"}}}, ["red"], [1])
+    color = {"type": "string", "format": "color"}
+    check({"type": "array", "items": [color]}, [["red"]], [[1]])
+    check({"type": "array", "items": [INTEGER], "additionalItems": color}, [[1, "red"]], [[1, 1]])
 
 
 def test_names_of_properties_are_no_keywords() -> None:
@@ -114,6 +118,77 @@ def test_definitions_that_others_add_to_are_open() -> None:
         reference = {"$ref": f"#/{name}/base"}
         check({"allOf": [reference, MORE], name: {"base": BASE}}, *both)
         check({**reference, **MORE, name: {"base": BASE}}, *both)
+
+
+OTHER: dict[str, Any] = {"type": "object", "properties": {"c": INTEGER}, "required": ["c"]}
+DEFINED: dict[str, Any] = {"base": BASE, "other": OTHER}
+BASE_REF, OTHER_REF = ({"$ref": f"#/$defs/{name}"} for name in DEFINED)
+
+
+def in_property(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"allOf": [{"type": "object", "properties": {"m": part}, "required": ["m"]} for part in parts]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        MORE | {"allOf": [BASE_REF]},
+        MORE | {"oneOf": [BASE_REF, OTHER_REF]},
+        MORE | {"anyOf": [BASE_REF, OTHER_REF]},
+        BASE_REF | {"anyOf": [MORE, OTHER]},
+        {"allOf": [BASE], "anyOf": [MORE, OTHER]},
+        {"anyOf": [BASE, OTHER], "oneOf": [MORE, OTHER]},
+        {"anyOf": [BASE, OTHER], "required": ["b"]},
+        {"allOf": [{"anyOf": [BASE_REF, OTHER_REF]}, MORE]},
+        {"$ref": "#/$defs/kid", "$defs": DEFINED | {"kid": MORE | {"allOf": [BASE_REF]}}},
+        {
+            "$ref": "#/$defs/kid",
+            "$defs": DEFINED | {"kid": {"allOf": [{"$ref": "#/$defs/again"}, MORE]}, "again": BASE_REF},
+        },
+        {"type": "object", "additionalProperties": True, "anyOf": [BASE, OTHER]},
+    ],
+    ids=str,
+)
+def test_what_stands_beside_a_part_may_name_more(schema: dict[str, Any]) -> None:
+    schema = {"$defs": DEFINED} | schema
+    either = [{"a": 1, "b": 1}, {"b": 1, "a": 1}]  # the order is the grammar's own
+    assert any(writes(schema, value) for value in either)
+    assert not any(writes(schema, value | {"a": "x"}) for value in either)
+    for missing in ({"a": 1},) if "additionalProperties" not in schema else ():
+        assert not writes(schema, missing)
+
+
+def test_what_two_parts_say_of_the_same_property_is_both() -> None:
+    check(in_property(BASE, MORE), [{"m": {"a": 1, "b": 1}}], [{"m": {"a": 1}}, {"m": {"b": 1}}])
+    properties = {"p": BASE, "q": {"allOf": [{"$ref": "#/properties/p"}, MORE]}}
+    check({"type": "object", "properties": properties, "required": ["q"]}, [{"q": {"a": 1, "b": 1}}], [{"q": {"a": 1}}])
+    items = {"type": "array", "items": BASE, "anyOf": [{"items": MORE}]}
+    check(items, [[{"a": 1, "b": 1}]], [[{"a": 1}]])
+
+
+def test_definitions_that_nobody_adds_to_stay_closed() -> None:
+    """Also beside others, below an `allOf` of one, and where a part only requires properties."""
+    schema = {
+        "type": "object",
+        "properties": {"x": {"allOf": [BASE_REF, MORE]}, "y": OTHER_REF},
+        "required": ["y"],
+        "$defs": DEFINED,
+    }
+    check(schema, [{"y": {"c": 1}}], [{"y": {"c": 1, "d": 1}}])
+    check({"allOf": [BASE_REF], "title": "x", "$defs": DEFINED}, [{"a": 1}], [{"a": 1, "b": 1}])
+    required = {"type": "object", "properties": {"x": BASE}, "anyOf": [{"required": ["x"]}, {"required": ["z"]}]}
+    check(required, [{"x": {"a": 1}}], [{"x": {"a": 1, "b": 1}}])
+
+
+def test_a_long_chain_of_parts_is_left_open() -> None:
+    chain = {f"d{n}": {"type": "object", "properties": {"n": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(30)}
+    schema = {"allOf": [{"$ref": "#/$defs/d0"}, MORE], "$defs": chain | {"d30": BASE}}
+    assert meant(schema) == meant(schema, closes=False) == schema
+
+
+def test_objects_may_be_left_open() -> None:
+    schema = BASE | {"$defs": DEFINED, "properties": {"a": {"type": "string", "format": "color"}, "b": MORE}}
+    assert meant(schema, closes=False) == schema | {"properties": {"a": {"type": "string"}, "b": MORE}}
 
 
 @pytest.mark.parametrize(

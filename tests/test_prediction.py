@@ -1,5 +1,6 @@
 """Predicted text: where an answer stands in it, what is drafted from it, what is counted."""
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,7 @@ from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
 from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
-from stridelm.decode.rates import Trial
 from stridelm.decode.speculative import Speculative
-from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import LONGEST_PREDICTION, NgramDrafter
 from stridelm.draft.prediction import LONGEST_MATCH, Follower
 from stridelm.engine.engine import Engine
@@ -120,6 +119,20 @@ def test_drafts_are_no_more_than_have_stood(prediction: list[int], text: list[in
     tokens, scores = follower.propose(longest)
     assert len(tokens) == len(scores) <= min(longest, 8 + len(text)) and all(0 < score < 1 for score in scores)
     assert text == [] or scores == sorted(scores)
+
+
+@given(TOKENS.filter(len), TOKENS, st.integers(1, 48))
+def test_what_is_rejected_is_bounded_by_what_has_stood(prediction: list[int], text: list[int], longest: int) -> None:
+    """And one row for each place that was found, and the first draft."""
+    follower, read, rejected = Follower(tuple(prediction), []), 0, 0
+    while read < len(text):
+        drafts, _ = follower.propose(longest)
+        pairs = zip(drafts, text[read:], strict=False)
+        accepted = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        read = min(read + accepted + 1, len(text))  # the model adds one
+        follower.follow(text[:read])
+        rejected += len(drafts) - accepted if read < len(text) else 0
+    assert rejected <= 8 + follower._stood + follower._lost
 
 
 def test_a_wrong_prediction_costs_one_draft() -> None:
@@ -241,54 +254,6 @@ def test_choices_and_those_who_make_room_write_what_they_would_alone(policy: Pol
         assert sequence.output == right_answer(sequence)
         assert sum(stride.sources.count(PREDICTION) for stride in strides) > 90
     assert len({tuple(sequence.output) for sequence in sequences[4:]}) == 3
-
-
-class AlwaysOne(Trial):
-    """A trial that plain decoding has won."""
-
-    asked = 0
-
-    def takes_one(self) -> bool:
-        self.asked += 1
-        return True
-
-
-def test_auto_drafts_from_a_prediction_also_where_the_batch_takes_one_token_at_a_time() -> None:
-    policy = Planned(FLAT, drafters=(NgramDrafter(4),), switches=True)
-    others = [Sequence(with_answer(seed, policy).tokens, ENDLESS, policy, frozenset(), CONTEXT) for seed in (5, 6, 7)]
-    sequence = with_answer(0, policy)
-    sequence.prediction = tuple(right_answer(sequence))
-    trial = AlwaysOne()
-    policy.trials = dict.fromkeys(range(8), trial)
-    found = strides_of(Engine(HashForward(64), letters()), sequence, *others)
-    assert trial.asked >= 5 and sequence.output == right_answer(sequence)
-    assert all(stride.predicted for stride in found[sequence][:-1])
-    assert all(stride.drafted == 0 for stride in found[others[0]][: len(found[sequence])])
-
-
-def test_auto_asks_for_drafts_from_a_prediction_also_where_look_up_does_not_pay() -> None:
-    policy = Planned(FLAT, drafters=(NgramDrafter(4),), switches=True)
-    policy.uses[0].seconds, policy.uses[0].tokens = 1e9, 0.0
-    sequence = with_answer(0, policy)
-    found = strides_of(Engine(HashForward(64), letters()), sequence)[sequence]
-    assert sequence.output == right_answer(sequence)
-    assert sum(stride.sources.count(PREDICTION) for stride in found) > 90
-
-
-def test_no_masks_hang_where_a_prediction_stands(language_model: LanguageModel) -> None:
-    gate = language_model.gate
-    assert gate is not None
-    policy = Planned(FLAT, masks=MaskDrafter(gate), k=gate.k, drafters=(NgramDrafter(4),))
-    ids, params = language_model.encode("abcd", raw=True), SamplingParams(max_tokens=80)
-    plain = language_model.generate(ids, params, decoder="autoregressive")
-    masks: dict[bool, list[int]] = {}
-    for prediction in (plain.token_ids, ()):
-        sequence = Sequence(list(ids), params, policy, frozenset(), language_model.target.context_length)
-        sequence.prediction, sequence.is_traced = prediction, True
-        (strides,) = strides_of(language_model.engine, sequence).values()
-        traces = [stride.trace for stride in strides if stride.trace is not None and stride.finish_reason is None]
-        masks[bool(prediction)] = [trace.block.masks for trace in traces]
-    assert not any(masks[True]) and any(masks[False])
 
 
 def test_the_cache_spares_rows_for_predictions() -> None:

@@ -29,7 +29,8 @@ IGNORED: dict[str, list[Any]] = {
     "prompt_cache_options": [{"a": 1}],
 }
 CHAT_IGNORED: dict[str, list[Any]] = {
-    "reasoning_effort": ["high", "none"],
+    "separate_reasoning": [True],
+    "stream_reasoning": [True],
     "verbosity": ["low"],
     "modalities": [["text"]],
     "audio": [{"voice": "alloy", "format": "mp3"}],
@@ -43,8 +44,6 @@ NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
     "function_call": ("none", ["auto", {"name": "f"}]),
-    "separate_reasoning": (True, [False]),
-    "stream_reasoning": (True, [False]),
     "include_reasoning": (True, [False]),
     "echo": (False, [True]),
     "web_search_options": (None, [{}, {"search_context_size": "low"}]),
@@ -112,7 +111,14 @@ def test_all_of_them_at_once_are_named(client: TestClient, path: str) -> None:
     ("name", "value"),
     [
         *(("user", 3), ("metadata", "x"), ("store", "yes"), ("service_tier", 1), ("prompt_cache_options", [])),
-        *(("reasoning_effort", 1), ("modalities", ["audio"]), ("modalities", ["text", "audio"]), ("audio", "loud")),
+        *(
+            ("reasoning_effort", 1),
+            ("separate_reasoning", False),
+            ("stream_reasoning", False),
+            ("modalities", ["audio"]),
+            ("modalities", ["text", "audio"]),
+            ("audio", "loud"),
+        ),
     ],
 )
 def test_what_is_ignored_must_still_be_of_its_kind(client: TestClient, name: str, value: Any) -> None:
@@ -154,6 +160,36 @@ def test_null_stands_for_a_field_that_is_left_out(client: TestClient, path: str,
         assert with_null["stride"]["seed"] != without["stride"]["seed"]
     else:
         assert with_null["choices"] == without["choices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"stream_options": {"include_usage": None}, "stream": True}),
+        (CHAT, {"stride": {"trace": None, "decoder": None, "tolerance": None, "k": None}}),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": None, "strict": None}}]}),
+        (CHAT, {"messages": [*chat()["messages"], {"role": "assistant", "content": "x", "tool_calls": None}]}),
+        (CHAT, {"messages": [*chat()["messages"], {"role": "assistant", "tool_calls": [
+            {"id": "1", "type": None, "index": None, "function": {"name": "f", "arguments": None}}]}]}),
+        ("/tokenize", {"prompt": "x", "add_special_tokens": None, "return_token_strs": None, "model": None}),
+        ("/tokenize", {"messages": chat()["messages"], "add_generation_prompt": None, "tools": None}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_null_stands_for_what_is_left_out_within_fields_too(
+    client: TestClient, path: str, fields: dict[str, Any]
+) -> None:
+    reply = client.post(path, json=chat(**fields) if path == CHAT else fields)
+    assert reply.status_code == 200, reply.text
+
+
+def test_null_is_no_value_of_what_must_be_there(client: TestClient) -> None:
+    for fields, param in (
+        ({"messages": None}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": None}}]}, "tools.0.function.name"),
+        ({"stride": {"magic": None}}, "stride.magic"),
+    ):
+        assert refusal(client.post(CHAT, json=chat(**fields)))["param"] == param
 
 
 @pytest.mark.parametrize(("path", "name"), NEUTRAL_OF_BOTH)
@@ -261,3 +297,9 @@ def test_a_prompt_that_was_read_before_is_counted(client: TestClient, path: str)
     assert client.post(path, json=BODIES[path]("x" + prompt)).json()["usage"]["prompt_tokens_details"] == {
         "cached_tokens": 0
     }
+
+
+def test_a_prompt_that_is_scored_for_the_request_itself_was_not_read_before(client: TestClient) -> None:
+    prompt = "A prompt whose tokens are told how likely they are, which takes a pass of its own"
+    body = text(prompt, echo=True, logprobs=0, max_tokens=2, stride={"decoder": "autoregressive"})
+    assert client.post(TEXT, json=body).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}

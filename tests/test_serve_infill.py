@@ -18,8 +18,7 @@ from stridelm.settings import LoadSettings
 from tiny import byte_tokenizer
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-FORMS = [QWEN, ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-         ("▁<PRE>", "▁<SUF>", "▁<MID>")]  # fmt: skip
+FORMS = [QWEN, ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"), ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")]
 PREFIX, SUFFIX, MIDDLE = 257, 258, 259
 """The spare tokens of the tiny models."""
 
@@ -88,20 +87,33 @@ def test_echo_repeats_the_prompt_alone(tiny: Callable[..., Any]) -> None:
         assert all(each is not None for each in form["token_logprobs"])  # the prefix's token stands before the first
 
 
-def test_nothing_is_put_around_either_text(tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a tokenizer begins texts with a token of its own, neither of the two is a text."""
+@pytest.mark.parametrize("end", [[], [255]], ids=["begins", "begins and ends"])
+def test_what_begins_texts_stands_before_the_gap_alone(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, end: list[int]
+) -> None:
+    """Where a tokenizer begins texts with a token of its own: neither of the two is a text, both together are."""
     model = make_model(tiny, QWEN)
     encode = type(model.target.tokenizer).encode
 
     def with_beginning(self: Any, given: str, add_special_tokens: bool = True) -> list[int]:
-        return [256] * add_special_tokens + encode(self, given, add_special_tokens=False)
+        plain = encode(self, given, add_special_tokens=False)
+        return [256, *plain, *end] if add_special_tokens else plain
 
     monkeypatch.setattr(type(model.target.tokenizer), "encode", with_beginning)
     with asked(model) as (client, context):
         assert client.post(TEXT, json=text("a", suffix="b")).status_code == 200
-        assert 256 not in prompts(context)[-1] and len(prompts(context)[-1]) == 5
+        [a], [b] = (model.target.tokenizer.encode(given, add_special_tokens=False) for given in "ab")
+        assert prompts(context)[-1] == [256, PREFIX, a, SUFFIX, b, MIDDLE]
+        body = text("hello", suffix="bye", echo=True, logprobs=1, max_tokens=2)
+        [scored] = client.post(TEXT, json=body).json()["choices"]
+        assert scored["logprobs"]["tokens"][:5] == list("hello") and len(scored["logprobs"]["tokens"]) == 7
         assert client.post(TEXT, json=text("a")).status_code == 200
-        assert prompts(context)[-1][0] == 256
+        assert prompts(context)[-1] == [256, a, *end]
+
+
+def test_a_form_that_needs_more_is_not_known() -> None:
+    """CodeLlama's tokenizer begins the suffix with a space of its own."""
+    assert FillIn.of(byte_tokenizer(("▁<PRE>", "▁<SUF>", "▁<MID>"))) is None
 
 
 @pytest.mark.parametrize("tokens", [(), QWEN[:2], ("<|fim_prefix|>", "<fim_suffix>", "<fim-middle>")], ids=str)

@@ -225,14 +225,6 @@ def test_without_tools_calls_are_text(model: LanguageModel) -> None:
         assert ask(client, tools=[CLOCK])["message"]["content"].count("weather") == 1  # not one of its tools
 
 
-def test_one_call_at_most(model: LanguageModel) -> None:
-    with scripted(model, HERMES.write(CALLS)) as (client, worker):
-        assert called(ask(client, parallel_tool_calls=True)["message"]) == CALLS
-        assert worker.sequences[-1].params.stop == ()
-        assert called(ask(client, parallel_tool_calls=False, stop="x")["message"]) == CALLS[:1]
-        assert worker.sequences[-1].params.stop == ("x", "</tool_call>")
-
-
 def test_a_call_is_forced_by_a_grammar(model: LanguageModel) -> None:
     grammars = NotedGrammars(lambda: None)  # type: ignore[arg-type,return-value]
     named = {"type": "function", "function": {"name": "clock"}}

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stridelm.serve.tool_reader import CallPart, CallReader
+from stridelm.serve.tool_reader import CallPart, CallReader, Found
 from stridelm.serve.tools import FORMATS, HERMES, LLAMA, MISTRAL, Call, ToolFormat
 from tool_asking import CALLS
 
@@ -169,6 +170,51 @@ def test_an_end_within_a_string_is_no_end() -> None:
     assert read_alike(HERMES, HERMES.write(calls)) == Read("", raw(calls))
 
 
+def test_a_call_that_is_not_closed_takes_nothing_else_with_it() -> None:
+    weather, clock = (HERMES.write([call]).removesuffix("\n</tool_call>") for call in CALLS)
+    both = raw(CALLS)
+    assert read_alike(HERMES, f"{weather}\n{clock}\n</tool_call>") == Read("", both)
+    assert read_alike(HERMES, f"{weather}\n{clock}") == Read("", both)
+    assert read_alike(HERMES, f"{clock}\n\nIt is noon.") == Read("It is noon.", both[1:])
+    assert read_alike(HERMES, f"{clock}}}\n</tool_call> So.") == Read(" So.", both[1:])
+    for end in range(len("</tool_call>") + 1):
+        assert read_alike(HERMES, f"{clock}\n" + "</tool_call>"[:end]) == Read("", both[1:])
+    assert read_alike(HERMES, f"{clock}\n<tool_ca") == Read("<tool_ca", both[1:])
+
+
+def test_keys_behind_the_arguments_are_not_read() -> None:
+    call = '<tool_call>\n{"name": "clock", "arguments": {}, "id": 3}'
+    for text in (call, call + "\n</tool_call>"):
+        assert read_alike(HERMES, text) == Read("", [("clock", "{}")])
+    assert read_alike(HERMES, call + call + "</tool_call> So.") == Read(" So.", [("clock", "{}")] * 2)
+
+
+def test_nothing_is_read_behind_the_only_call() -> None:
+    for form in FORMATS:
+        reader = CallReader(form, NAMES, many=False)
+        text = form.write(CALLS[:1])
+        whole = text.rindex('"}') + 2
+        reader.push(text[: whole - 1])
+        assert not reader.is_done
+        assert reader.push(text[whole - 1 :] + " and text" + form.write(CALLS)).text == "" and reader.is_done
+        assert reader.push("more") == reader.flush() == Found()
+        assert reader.calls == 1
+    assert not CallReader(HERMES, NAMES, many=False).is_done
+
+
+def test_white_space_before_what_is_no_call_stays() -> None:
+    for text in (
+        "Use:\n\n  <tool_call>x</tool_call>\n",
+        "a \n<tool_call>x",
+        " <tool_call> <tool_call>x</tool_call>  y",
+    ):
+        assert read_alike(HERMES, text) == Read(text, [])
+    call = HERMES.write(CALLS[1:])
+    assert read_alike(HERMES, f"a <tool_call>x</tool_call> {call} b") == Read(
+        "a <tool_call>x</tool_call> b", raw(CALLS[1:])
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -246,5 +292,24 @@ def test_any_text_is_read_the_same_whatever_the_cut(data: st.DataObject) -> None
     pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
     assert read(form, pieces, many=many) == read(form, list(text), many=many) == whole
     assert len(whole.calls) <= (len(text) if many else 1)
-    if not whole.calls:  # nothing is lost, but white space before what looked like a call
-        assert whole.text.split() == text.split() or "".join(whole.text.split()) == "".join(text.split())
+    if not whole.calls:
+        assert whole.text == text
+    elif not many:
+        assert text.startswith(whole.text) or form is not HERMES
+
+
+WORDS = st.text("ab </>\n", max_size=8).map(lambda text: text + ".")
+PIECES = st.lists(WORDS | st.tuples(st.sampled_from(CALLS), st.sampled_from(["\n</tool_call>", "}", "\n"])), max_size=6)
+
+
+@settings(max_examples=300)
+@given(PIECES, st.integers(1, 30))
+def test_all_calls_and_all_text_are_found_whether_calls_are_closed_or_not(pieces: list[Any], size: int) -> None:
+    """Only white space around calls may be lost."""
+    written = [
+        each if isinstance(each, str) else HERMES.write([each[0]])[: -len("\n</tool_call>")] + each[1]
+        for each in pieces
+    ]
+    found = read(HERMES, cut("".join(written), size))
+    assert found.calls == raw([each[0] for each in pieces if not isinstance(each, str)])
+    assert "".join(found.text.split()) == "".join("".join(each.split()) for each in pieces if isinstance(each, str))

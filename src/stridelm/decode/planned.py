@@ -218,7 +218,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting or PREDICTION in tree.sources:  # what comes next is known: masks would be rows for nothing
+        if self._is_resting or _is_foretold(tree):  # what comes next is known: masks would be rows for nothing
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
@@ -275,7 +275,8 @@ class Planned:
         for tree in state.proposed:
             calibration.observe_text(tree, commit.tokens)
         for use, drafter in zip(self.uses, self.drafters, strict=False):
-            use.brought(commit.sources.count(drafter.name))
+            names = (drafter.name, PREDICTION) if drafter.reads_predictions else (drafter.name,)
+            use.brought(sum(map(commit.sources.count, names)))
         if state.chain is not None:  # still the one that the tree was grown from
             known = state.mask_tree.pruned(len(commit.tokens), len(state.mask_tree))
             first = state.chain.used
@@ -316,6 +317,12 @@ class Planned:
     def explain(self) -> list[str]:
         """What was chosen so far, and why."""
         return explain(self.cost, self.pace, self.plans, self.calibrations, has_masks=self.masks is not None)
+
+
+def _is_foretold(tree: DraftTree) -> bool:
+    """Whether a prediction probably stands."""
+    firsts = zip(tree.parents, tree.sources, tree.scores, strict=True)
+    return any(parent == ROOT and source == PREDICTION and score > 0.5 for parent, source, score in firsts)
 
 
 def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:

@@ -25,7 +25,7 @@ class Follower:
         self._next = 0
         """The place that the last token which stood leads to."""
         self._run = _FIRST_RUN
-        """Tokens that have stood in a row; 0 where the place is lost."""
+        """Tokens that have stood in a row, and one for the place; 0 where it is lost."""
         self._stood = self._lost = 0
         """Tokens that have stood in all, and how often the place was lost."""
         self._is_at_start = True
@@ -50,14 +50,15 @@ class Follower:
 
     def _find(self, ending: list[int]) -> None:
         """The place behind the longest match; of several, the nearest ahead of where the place was lost, for edits keep
-        the order of what they leave. Shorter matches are chance: they gained nothing, even near that place."""
+        the order of what they leave. Shorter matches are chance: they gained nothing, even near that place. Longer ones
+        may be, too, where texts repeat themselves: all count one until a token stands."""
         ends, length = longest_matches(self._tokens[:-1], ending)
         if length < SHORTEST_MATCH:
             self._run = 0
             return
         ahead = ends[ends >= self._next]
         self._next = int(ahead[0] if len(ahead) else ends[-1]) + 1
-        self._run = length
+        self._run = 1
 
     def propose(self, longest: int) -> tuple[list[int], list[float]]:
         """The tokens that follow, no more than have stood in a row, and how likely each is to stand if those before it

@@ -70,10 +70,10 @@ def render(
     tools: Items[dict[str, Any]] | None = None,
     add_generation_prompt: bool = False,
     continue_final_message: bool = False,
-    special_tokens: Mapping[str, str],
+    variables: Mapping[str, Any],
 ) -> str:
-    """The conversation as text. `special_tokens` are told to the template by their names. Raises what the template
-    raises, and a ValueError where the last message cannot be continued."""
+    """The conversation as text. `variables` are told to the template by their names. Raises what the template raises,
+    and a ValueError where the last message cannot be continued."""
     if not conversation:
         raise ValueError("the conversation has no messages")
     if continue_final_message and add_generation_prompt:
@@ -86,7 +86,7 @@ def render(
         tools=tools,
         documents=None,
         add_generation_prompt=add_generation_prompt,
-        **special_tokens,
+        **variables,
     )
     return text if ending is None else _cut(text, ending)
 

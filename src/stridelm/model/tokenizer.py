@@ -46,6 +46,7 @@ class TextTokenizer(Protocol):
         continue_final_message: bool = False,
         tokenize: bool = True,
         return_dict: bool = False,
+        **variables: Any,
     ) -> Any: ...
 
 
@@ -163,9 +164,11 @@ class Tokenizer:
         continue_final_message: bool = False,
         tokenize: bool = True,
         return_dict: bool = False,
+        **variables: Any,
     ) -> Any:
-        """The conversation as the model's template writes it: text, or token ids with `tokenize`. Raises what the
-        template raises, and a ValueError where there is no template or it cannot do as asked."""
+        """The conversation as the model's template writes it: text, or token ids with `tokenize`. `variables` are told
+        to the template besides. Raises what the template raises, and a ValueError where there is no template or it
+        cannot do as asked."""
         assert not return_dict, "for transformers' sake only: ids come as a list"
         from stridelm.model.chat_template import render
 
@@ -175,7 +178,7 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            special_tokens=self.special_tokens_map,
+            variables={**self.special_tokens_map, **variables},
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
 

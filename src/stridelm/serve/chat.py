@@ -1,8 +1,8 @@
 """/v1/chat/completions: a chat goes in, the assistant's message comes out."""
 
 import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
@@ -33,19 +33,24 @@ async def answer_chat(
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     use = tool_use(context.settings, prompts.talk, request)
+    told = request.chat_template_kwargs, request.reasoning_effort
     prompt = await prompts.chat(
-        request.messages, use.shown if use else [], opens_turn=request.opens_turn, continues=request.continues
+        request.messages,
+        use.shown if use else [],
+        opens_turn=request.opens_turn,
+        continues=request.continues,
+        variables=prompts.variables(*told),
     )
     room = generation.room(prompts.checked(prompt, "messages"), asked, param)
     start = await answer_grammar(context, request, use, vocabulary)
     # Made even where nothing is written, so that what cannot be is refused all the same.
-    sequences = generation.sequences(prompt, max(room, 1), start=start, stops=use.stops if use else ())
+    sequences = generation.sequences(prompt, max(room, 1), start=start)
     if request.prediction is not None:
         await _predict(prompts, request.prediction, sequences)
-    report = Report(context, request, generation.plan(sequences[0]), sequences)
-    writer = ChatWriter(context, vocabulary, request, use, report)
+    report = Report(context, request, generation.plan(sequences[0]), sequences, ignored=prompts.ignored(*told))
     check_queue(context, len(sequences), "n")
     answers = Answers(context.worker, sequences if room else [])
+    writer = ChatWriter(context, vocabulary, request, use, report, answers.end)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 
 
@@ -53,6 +58,9 @@ async def _predict(prompts: Prompts, prediction: Prediction, sequences: list[Seq
     """Let answers be drafted from what they are predicted to be."""
     if not sequences[0].policy.reads_predictions:
         message = "prediction: the decoder does not look text up; auto, ngram and ensemble do, where they draft at all"
+        raise ApiError(400, message, param="prediction")
+    if not sequences[0].policy.exact:
+        message = "prediction: with stride.tolerance it would change the text; leave one of the two out"
         raise ApiError(400, message, param="prediction")
     ids = await prompts.text(text_of(prediction.content), "prediction", adds_special=False)
     for sequence in sequences:
@@ -100,7 +108,10 @@ class ChatWriter:
         request: ChatRequest,
         use: ToolUse | None,
         report: Report,
+        end: Callable[[int], None],
     ) -> None:
+        """`end` is told which answers need not go on."""
+        self._end = end
         self._vocabulary, self._request, self._use, self._report = vocabulary, request, use, report
         self._readers = [use.reader() if use else None for _ in range(request.count)]
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -118,10 +129,10 @@ class ChatWriter:
         """Each answer begins with a chunk that says whose words they are, and nothing else."""
         unstarted, unfinished = set(range(len(self._readers))), len(self._readers)
         async for index, stride in strides:
-            part = self._part(index, stride)
             if index in unstarted:
                 unstarted.remove(index)
                 yield self._opening(index)
+            part = self._part(index, stride)
             unfinished -= part.finish_reason is not None
             if not part.is_empty:
                 yield self._chunk(index, part, is_last=not unfinished)
@@ -132,24 +143,28 @@ class ChatWriter:
             yield self._envelope.around([], usage=self._report.usage())
 
     def _part(self, index: int, stride: Stride) -> _Part:
-        self._report.add(stride)
         part = _Part(stride.text, finish_reason=stride.finish_reason)
         if (alternatives := self._request.alternatives) is not None:
             part.logprobs = chat_form(scored_stride(stride, alternatives), self._vocabulary)
         if stride.trace is not None:
             part.trace = [traced(stride, index, self._vocabulary)]
-        reader = self._readers[index]
-        if reader is not None:
+        if self._readers[index] is not None:
             self._read_calls(index, part)
+        if part.finish_reason is not None and stride.finish_reason is None:
+            self._end(index)
+            stride = replace(stride, finish_reason="stop")
+        self._report.add(stride)
         return part
 
     def _read_calls(self, index: int, part: _Part) -> None:
-        """Take the calls out of a part's text."""
+        """Take the calls out of a part's text. The only call that may be is the end of the answer."""
         reader, use = self._readers[index], self._use
         assert reader is not None and use is not None
         found = reader.push(part.text)
         part.text = found.text
-        if part.finish_reason:
+        if reader.is_done:
+            part.finish_reason = "tool_calls"
+        elif part.finish_reason:
             rest = reader.flush()
             part.text += rest.text
             found.calls += rest.calls

@@ -8,6 +8,11 @@ from stridelm.serve.message_schema import Content, FunctionName, Messages
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest
 
 Length = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+_Scalar = Annotated[str, Field(max_length=1024)] | bool | int | float | None
+TemplateFields = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], _Scalar], Field(max_length=16)
+]
+"""Variables of a chat template by name."""
 
 
 class Function(Strict):
@@ -85,8 +90,10 @@ class Prediction(Strict):
 class ChatUnread(Strict):
     """Fields of a chat that cannot change its text, as in `Unread`."""
 
-    reasoning_effort: str | None = None
-    """Ignored: the model thinks as it does."""
+    separate_reasoning: Literal[True] | None = None
+    """Ignored: what a model thinks is part of its text, or its template keeps it out."""
+    stream_reasoning: Literal[True] | None = None
+    """Ignored, for the same reason."""
     verbosity: str | None = None
     """Ignored: ask for it in a message."""
     modalities: list[Literal["text"]] | None = None
@@ -102,8 +109,6 @@ class ChatNeutral(Strict):
 
     function_call: Literal["none"] | None = None
     """Functions are `tools` by now."""
-    separate_reasoning: Literal[True] | None = None
-    stream_reasoning: Literal[True] | None = None
     include_reasoning: Literal[True] | None = None
     """What a model thinks is part of its text, or its template keeps it out."""
     echo: Literal[False] | None = None
@@ -136,10 +141,32 @@ class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
     """Whether it may (auto), must (required, or a function by name) or must not (none)."""
     parallel_tool_calls: bool | None = None
     """False: one call at most."""
+    reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
+    """For chat templates that read it; elsewhere it is ignored."""
+    chat_template_kwargs: TemplateFields | None = None
+    """What else the chat template is told by name, such as `{"enable_thinking": false}`."""
     continue_final_message: bool | None = None
     """Go on with the last message, which must be the assistant's, instead of starting a new one."""
     add_generation_prompt: bool | None = None
     """Open the assistant's turn; left out: unless its last message is to be continued."""
+
+    @classmethod
+    def unread(cls) -> list[str]:
+        return [*super().unread(), *ChatUnread.model_fields]
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a call, whatever else may be asked of it."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def ignored(self) -> list[str]:
+        named = super().ignored
+        if self.response_format is not None and self.response_format.type != "text" and self.must_call:
+            named.append("response_format")
+        if self.parallel_tool_calls is not None and (not self.tools or self.tool_choice == "none"):
+            named.append("parallel_tool_calls")
+        return named
 
     @property
     def alternatives(self) -> int | None:

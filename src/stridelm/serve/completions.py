@@ -38,9 +38,9 @@ async def answer_completion(
         most = min(left, _DEFAULT_TOKENS) if request.max_tokens is None else request.max_tokens
         # Made even where nothing is written, so that what cannot be is refused all the same.
         made += generation.sequences(prompt, max(most, 1))
-    report = Report(context, request, generation.plan(made[0]), made)
     sequences = [] if request.max_tokens == 0 else made
     scores = bool(request.echo) and request.logprobs is not None
+    report = Report(context, request, generation.plan(made[0]), made, is_scored=scores)
     if scores and sum(len(each.tokens) for each in made) * (1 + (request.logprobs or 0)) > _MOST_SCORES:
         message = f"logprobs: more than {_MOST_SCORES} would be told; ask for fewer, or in several requests"
         raise ApiError(400, message, param="logprobs")

@@ -16,7 +16,7 @@ Start = Callable[[], Grammar]
 
 
 class Grammars(Protocol):
-    """Compiles grammars off the event loop. What cannot be compiled is an ApiError without a `param`."""
+    """Compiles grammars off the event loop. What cannot be compiled is an Uncompilable without a `param`."""
 
     async def json_schema(self, schema: dict[str, Any]) -> Start: ...
 

@@ -36,6 +36,10 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code or self.status}}
 
 
+class Uncompilable(ApiError):
+    """A grammar that nothing can keep to, or that says what is not supported."""
+
+
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + "..."
 

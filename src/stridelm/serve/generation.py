@@ -56,11 +56,9 @@ class Generation:
             raise ApiError(400, message, param=param, code="context_length_exceeded")
         return left if asked is None else asked
 
-    def sequences(
-        self, prompt: list[int], max_tokens: int, *, start: Start | None = None, stops: tuple[str, ...] = ()
-    ) -> list[Sequence]:
-        """The answers to one prompt. `stops` end them besides those of the request."""
-        params = self._params(max_tokens, stops)
+    def sequences(self, prompt: list[int], max_tokens: int, *, start: Start | None = None) -> list[Sequence]:
+        """The answers to one prompt."""
+        params = self._params(max_tokens)
         made: list[Sequence] = []
         for choice in range(self._request.count):
             try:
@@ -82,7 +80,7 @@ class Generation:
         """`sequence`: one of the answers."""
         return Plan(self.settings, self.seed, self._context.model.is_exact(sequence, self.settings.decoder))
 
-    def _params(self, max_tokens: int, stops: tuple[str, ...]) -> SamplingParams:
+    def _params(self, max_tokens: int) -> SamplingParams:
         request = self._request
         given: dict[str, Any] = {name: getattr(request, name) for name in _SAMPLING}
         given = {name: value for name, value in given.items() if value is not None}
@@ -92,7 +90,7 @@ class Generation:
                 max_tokens=max_tokens,
                 logit_bias={int(token): bias for token, bias in (request.logit_bias or {}).items()},
                 seed=self.seed % 2**64,
-                stop=(*request.stops, *stops),
+                stop=request.stops,
                 **{"temperature": 1.0, **given, **nearest},
             )
         except InputError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar
-from stridelm.serve.errors import ApiError
+from stridelm.serve.errors import ApiError, Uncompilable
 from stridelm.serve.matcher import Compiled, Matcher, Vocabulary
 from stridelm.serve.settings import ServeSettings
 
@@ -90,7 +90,7 @@ class Grammars:
                 raise ApiError(503, message, retry_after=5) from None
             raise ApiError(400, f"the {noun} takes longer than {self._seconds:g} s to compile: simplify it") from None
         if message:
-            raise ApiError(400, f"the {noun} cannot be used: {_shown(message)}")
+            raise Uncompilable(400, f"the {noun} cannot be used: {_shown(message)}")
         return compiled
 
 

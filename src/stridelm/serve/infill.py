@@ -8,9 +8,9 @@ _FORMS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
-"""Of Qwen and Gemma, StarCoder, SantaCoder, CodeLlama: what comes before, what comes behind, and now the middle."""
+"""Of Qwen and Gemma, StarCoder, SantaCoder: what comes before, what comes behind, and now the middle. Not CodeLlama's:
+its tokenizer begins both texts with a space, and its middle ends with a token of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,57 +1,112 @@
 """JSON schemas as requests mean them, before they are made grammars."""
 
 from typing import Any
+from urllib.parse import unquote
 
 from stridelm.serve.errors import ApiError
 
 Schema = dict[str, Any]
+Path = tuple[str, ...]
+"""A place in a schema, as the parts of a JSON pointer."""
 
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 """Those that the grammar knows. The standard has others be annotations."""
-_ONE = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else", "unevaluatedItems")
-_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords that hold a schema, a list of schemas, schemas by name."""
-_DEFINITIONS = ("$defs", "definitions")
-_BESIDE = {"not", "if", "then", "else"}
-"""Those of them that speak of the object that they stand in."""
-_ADDING = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties", "dependentSchemas"}
+_COMBINING = {"allOf", "anyOf", "oneOf"}
+_CONDITIONS = {"not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
+"""Keywords whose schemas test a value, or hold only for some: they never say all of it."""
+_PARTS = _COMBINING | _CONDITIONS | {"$ref"}
+"""Keywords by which other schemas speak of the same value."""
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+"""Keywords that hold schemas by name."""
+_INSIDE = {
+    *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames"),
+    *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
+}
+"""Keywords that speak of what an object or a list holds."""
+_SPEAKING = _PARTS | _INSIDE | {"required"}
+_ADDING = _PARTS | {"patternProperties", "unevaluatedProperties"}
 """Keywords by which an object may have properties that are not named beside them."""
+_VALUES = {"const", "enum", "default", "example", "examples"}
+"""Keywords that hold values, which may look like schemas."""
+_PASSES = 8
 
 
-def meant(schema: Schema) -> Schema:
+def meant(schema: Schema, *, closes: bool = True) -> Schema:
     """An object has the properties that its schema names and no others, unless the schema says otherwise: clients mean
     it so, also where they do not say, and a model that may go on naming properties does. `oneOf` is any of them: the
-    grammar cannot count. The schema must not nest deep."""
-    return _meant_of(schema, closes=True, closes_definitions=not _adds(schema))
+    grammar cannot count. The schema must not nest deep. `closes`: False leaves objects as open as the standard has
+    them."""
+    opened: set[Path] = set()
+    for _ in range(_PASSES if closes else 0):
+        reading = _Reading(opened)
+        made = reading.schema(schema, (), closes=True)
+        if reading.added_to <= opened:
+            return made
+        opened |= reading.added_to  # and what these refer to may have to be open, too
+    return _Reading(None).schema(schema, (), closes=False)
 
 
-def _meant_of(schema: Schema, *, closes: bool, closes_definitions: bool) -> Schema:
-    """`closes`: False where other schemas may name more properties."""
-    if "x-guidance" in schema:
-        raise ApiError(400, "the schema cannot be used: x-guidance is not supported")
+class _Reading:
+    """One pass over a schema."""
 
-    def inside(held: object, closes: bool) -> object:
-        is_schema = isinstance(held, dict)
-        return _meant_of(held, closes=closes, closes_definitions=closes_definitions) if is_schema else held
+    def __init__(self, opened: set[Path] | None) -> None:
+        """`opened`: places of schemas that are only a part of an object somewhere; None: all are."""
+        self._opened = opened
+        self.added_to: set[Path] = set()
+        """Places that were referred to where others may name more properties."""
 
-    made = dict(schema)
-    if isinstance(form := made.get("format"), str) and form not in _FORMATS:
-        del made["format"]
-    if closes and _is_complete(made):
-        made.setdefault("additionalProperties", False)
-    for name in _ONE:
-        if isinstance(made.get(name), dict):
-            made[name] = inside(made[name], name not in _BESIDE)
-    for name in _MANY:
-        if isinstance(made.get(name), list):
-            is_alone = name == "prefixItems" or (name != "allOf" and "properties" not in made)
-            made[name] = [inside(each, is_alone and (closes or name == "prefixItems")) for each in made[name]]
-    for name in _NAMED:
-        if isinstance(made.get(name), dict):
-            is_whole = closes_definitions if name in _DEFINITIONS else name != "dependentSchemas"
-            made[name] = {key: inside(each, is_whole) for key, each in made[name].items()}
-    return made
+    def schema(self, schema: Schema, path: Path, *, closes: bool) -> Schema:
+        """`closes`: False where other schemas may name more properties."""
+        if "x-guidance" in schema:
+            raise ApiError(400, "the schema cannot be used: x-guidance is not supported")
+        closes = closes and self._opened is not None and path not in self._opened
+        made = {name: self._keyword(schema, name, (*path, name), closes=closes) for name in schema}
+        if isinstance(form := made.get("format"), str) and form not in _FORMATS:
+            del made["format"]
+        if isinstance(reference := made.get("$ref"), str) and not (closes and _is_alone(schema, "$ref")):
+            self.added_to.add(_place(reference))
+        if closes and _is_complete(made):
+            made.setdefault("additionalProperties", False)
+        return made
+
+    def _keyword(self, schema: Schema, name: str, path: Path, *, closes: bool) -> object:
+        held = schema[name]
+        if name in _VALUES:
+            return held
+        if name in _COMBINING:
+            is_whole = closes and _is_alone(schema, name) and (name != "allOf" or _is_one(held))
+        elif name in _INSIDE:
+            is_whole = closes and not _is_refined(schema)
+        else:  # definitions are whole wherever they stand, also under names that only references know
+            is_whole = name not in _CONDITIONS
+        if isinstance(held, list):
+            return [self._inside(each, (*path, str(number)), is_whole) for number, each in enumerate(held)]
+        if isinstance(held, dict) and name in _NAMED:
+            return {key: self._inside(each, (*path, key), is_whole) for key, each in held.items()}
+        return self._inside(held, path, is_whole)
+
+    def _inside(self, held: object, path: Path, is_whole: bool) -> object:
+        return self.schema(held, path, closes=is_whole) if isinstance(held, dict) else held
+
+
+def _is_alone(schema: Schema, name: str) -> bool:
+    """Whether nothing beside this keyword speaks of the same value."""
+    return not schema.keys() & _SPEAKING - {name}
+
+
+def _is_one(held: object) -> bool:
+    return isinstance(held, list) and len(held) == 1
+
+
+def _is_refined(schema: Schema) -> bool:
+    """Whether other schemas may say more of what an object holds: those that only require properties do not."""
+    parts = [part for name in schema.keys() & _COMBINING for part in _listed(schema[name])]
+    is_required_only = all(isinstance(part, dict) and not part.keys() & _SPEAKING - {"required"} for part in parts)
+    return not is_required_only or bool(schema.keys() & _PARTS - _COMBINING)
+
+
+def _listed(held: object) -> list[object]:
+    return held if isinstance(held, list) else [held]
 
 
 def _is_complete(schema: Schema) -> bool:
@@ -62,15 +117,7 @@ def _is_complete(schema: Schema) -> bool:
     return not schema.keys() & _ADDING and all(name in properties for name in required if isinstance(name, str))
 
 
-def _adds(schema: object) -> bool:
-    """Whether a definition may be only a part of an object somewhere."""
-    match schema:
-        case dict():
-            parts = schema.get("allOf")
-            is_part = (
-                isinstance(parts, list) and len(parts) > 1 and any(isinstance(p, dict) and "$ref" in p for p in parts)
-            )
-            return is_part or ("$ref" in schema and "properties" in schema) or any(map(_adds, schema.values()))
-        case list():
-            return any(map(_adds, schema))
-    return False
+def _place(reference: str) -> Path:
+    """What a reference within the schema points to; others, by address or anchor, are not followed by the grammar."""
+    pointer = unquote(reference.removeprefix("#"))
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])

@@ -1,6 +1,7 @@
 """From what a request says to the token ids that the model reads."""
 
 import asyncio
+import inspect
 from typing import Any
 
 import orjson
@@ -18,6 +19,8 @@ from stridelm.serve.tools import Call, ToolTalk, describe, tool_talk
 
 Turn = dict[str, Any]
 """A message as templates read it."""
+Variables = dict[str, Any]
+"""What a chat template is told besides, by name."""
 _DEEPEST_ARGUMENTS = 64
 
 
@@ -28,14 +31,15 @@ class Prompts:
         self._context = context
         self._tokenizer: TextTokenizer = context.model.target.tokenizer
         # The first call may change the tokenizer's settings, which is not for several threads at once.
-        self._tokenizer.encode("hello")
+        self._beginning = _beginning(self._tokenizer)
         self._most_characters = context.model.max_length * _longest_token(self._tokenizer)
         self._fill_in = FillIn.of(self._tokenizer)
         hello: list[Turn] = [{"role": "user", "content": "hello"}]
         template = self._tokenizer.chat_template
+        self._template = str(template or "")
         self.talk: ToolTalk = tool_talk(
             template if isinstance(template, str | None) else str(template),
-            lambda tools: self._apply(hello, tools, opens_turn=True),
+            lambda tools: self._apply(hello, tools, {}, opens_turn=True),
         )
 
     async def chat(
@@ -46,6 +50,7 @@ class Prompts:
         opens_turn: bool = True,
         continues: bool = False,
         adds_special: bool = False,
+        variables: Variables | None = None,
     ) -> list[int]:
         """A chat in the model's template. `functions` are those that the model is told of."""
         _check_ending(messages, opens_turn=opens_turn, continues=continues)
@@ -55,11 +60,34 @@ class Prompts:
             turns, tools = self._turns(messages), [_shown(function) for function in functions]
             if tools and not self.talk.has_place:
                 turns, tools = _with_system(turns, describe(tools)), []
-            text = self._render(turns, tools or None, opens_turn=opens_turn, continues=continues)
+            text = self._render(turns, tools or None, variables or {}, opens_turn=opens_turn, continues=continues)
             return self._tokenizer.encode(text, add_special_tokens=adds_special)
 
         # Long texts take their time, and others wait for the event loop.
         return await asyncio.to_thread(render)
+
+    def variables(self, given: Variables | None, effort: str | None = None) -> Variables:
+        """What a request tells the template besides the chat. `effort`: its `reasoning_effort`."""
+        given = given or {}
+        for name in given:
+            if name in self._own_variables():
+                message = f"chat_template_kwargs: {name} is set by the server"
+                raise ApiError(400, message, param=f"chat_template_kwargs.{name}")
+        if effort is not None and given.get("reasoning_effort", effort) != effort:
+            message = "reasoning_effort and chat_template_kwargs say different things: give one"
+            raise ApiError(400, message, param="reasoning_effort")
+        return given if effort is None else {**given, "reasoning_effort": effort}
+
+    def ignored(self, given: Variables | None, effort: str | None) -> list[str]:
+        """Those of them that the template does not read."""
+        names = {name: f"chat_template_kwargs.{name}" for name in given or ()}
+        names |= {} if effort is None else {"reasoning_effort": "reasoning_effort"}
+        return [shown for name, shown in names.items() if name not in self._template]
+
+    def _own_variables(self) -> set[str]:
+        """Names that the template knows from elsewhere, and that the tokenizer would take for settings."""
+        settings = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        return {"messages", *settings, *getattr(self._tokenizer, "special_tokens_map", ())}
 
     async def text(self, prompt: str, param: str = "prompt", *, adds_special: bool = True) -> list[int]:
         """A text as it stands."""
@@ -71,8 +99,9 @@ class Prompts:
         if self._fill_in is None:
             raise ApiError(400, "suffix: this model was not taught to fill in, it has no tokens for it", param="suffix")
         before = await self.text(prompt, adds_special=False)
-        ids = self._fill_in.join(before, await self.text(suffix, "suffix", adds_special=False))
-        return ids, slice(1, 1 + len(before))
+        gap = self._fill_in.join(before, await self.text(suffix, "suffix", adds_special=False))
+        first = len(self._beginning) + 1
+        return [*self._beginning, *gap], slice(first, first + len(before))
 
     def _check_length(self, characters: int, param: str) -> None:
         """A text that cannot fit, whatever its tokens are, is not cut into them: that takes seconds."""
@@ -94,11 +123,19 @@ class Prompts:
         if ids and max(ids) >= vocabulary:
             raise ApiError(400, f"{param}: there is no token {max(ids)}, the model has {vocabulary}", param=param)
 
-    def _render(self, turns: list[Turn], tools: list[Turn] | None, *, opens_turn: bool, continues: bool) -> str:
+    def _render(
+        self,
+        turns: list[Turn],
+        tools: list[Turn] | None,
+        variables: Variables,
+        *,
+        opens_turn: bool,
+        continues: bool,
+    ) -> str:
         if not self._tokenizer.chat_template:
             raise ApiError(400, "this model has no chat template: use /v1/completions", param="messages")
         try:
-            return self._apply(turns, tools, opens_turn=opens_turn, continues=continues)
+            return self._apply(turns, tools, variables, opens_turn=opens_turn, continues=continues)
         except TemplateError as error:
             raise ApiError(
                 400, f"the model's chat template does not take these messages: {error}", param="messages"
@@ -107,13 +144,22 @@ class Prompts:
         except Exception as error:
             raise ApiError(400, "the model's chat template does not take these messages", param="messages") from error
 
-    def _apply(self, turns: list[Turn], tools: list[Turn] | None, *, opens_turn: bool, continues: bool = False) -> str:
+    def _apply(
+        self,
+        turns: list[Turn],
+        tools: list[Turn] | None,
+        variables: Variables,
+        *,
+        opens_turn: bool,
+        continues: bool = False,
+    ) -> str:
         return self._tokenizer.apply_chat_template(
             turns,
             tools=tools,
             add_generation_prompt=opens_turn,
             continue_final_message=continues,
             tokenize=False,
+            **variables,
         )
 
     def _turns(self, messages: list[AnyMessage]) -> list[Turn]:
@@ -204,6 +250,13 @@ def _called(messages: list[AnyMessage]) -> dict[str, str]:
     """The functions that were called, by the calls' ids."""
     calls = (call for each in messages if isinstance(each, AssistantMessage) for call in each.tool_calls or ())
     return {call.id: call.function.name for call in calls}
+
+
+def _beginning(tokenizer: TextTokenizer) -> list[int]:
+    """What the tokenizer puts in front of every text."""
+    whole, plain = tokenizer.encode("hello"), tokenizer.encode("hello", add_special_tokens=False)
+    places = range(len(whole) - len(plain) + 1)
+    return next((whole[:at] for at in places if whole[at : at + len(plain)] == plain), [])
 
 
 def _longest_token(tokenizer: TextTokenizer) -> int:

@@ -35,6 +35,13 @@ class Answers:
         for answer in self._answers:
             answer.close()
 
+    def end(self, index: int) -> None:
+        """Read no more of one answer: what it has said is enough."""
+        self._answers[index].close()
+        for task in [task for task, number in self._reading.items() if number == index]:
+            task.cancel()
+            del self._reading[task]
+
     async def strides(self) -> AsyncIterator[tuple[int, Stride]]:
         """Each stride with the number of its answer. Raises what any of them failed with."""
         for index in range(len(self._answers)):

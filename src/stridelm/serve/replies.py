@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import Counter
+from collections.abc import Sequence as Items
 from typing import Any
 
 from stridelm.serve.context import Context
@@ -16,9 +17,21 @@ from stridelm.types import PREDICTION, Sequence, Stride
 class Report:
     """Counts over all answers to a request, and what a reply says of them."""
 
-    def __init__(self, context: Context, request: TextRequest, plan: Plan, sequences: list[Sequence]) -> None:
-        """`sequences`: the answers, those to one prompt one behind the other."""
+    def __init__(
+        self,
+        context: Context,
+        request: TextRequest,
+        plan: Plan,
+        sequences: list[Sequence],
+        *,
+        ignored: Items[str] = (),
+        is_scored: bool = False,
+    ) -> None:
+        """`sequences`: the answers, those to one prompt one behind the other; `ignored`: what was ignored besides what
+        the request itself tells; `is_scored`: the prompts were read for this very request before."""
         self._context, self._request, self._plan = context, request, plan
+        self._ignored = [*request.ignored, *ignored]
+        self._is_scored = is_scored
         self._firsts = [sequence for sequence in sequences if sequence.choice == 0]
         """One to each prompt."""
         self._predicted = self._accepted_predictions = 0
@@ -54,11 +67,12 @@ class Report:
 
     def usage(self) -> dict[str, Any]:
         tokens, read = sum(self._lengths), sum(sequence.prompt_length for sequence in self._firsts)
+        known = 0 if self._is_scored else sum(sequence.stats.reused for sequence in self._firsts)
         return {
             "prompt_tokens": read,
             "completion_tokens": tokens,
             "total_tokens": read + tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(sequence.stats.reused for sequence in self._firsts)},
+            "prompt_tokens_details": {"cached_tokens": known},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self._accepted_predictions,
                 "rejected_prediction_tokens": self._predicted - self._accepted_predictions,
@@ -96,7 +110,7 @@ class Report:
             "own_forwards": own,
             "tokens_per_forward": sum(self._lengths) / forwards if forwards else 0.0,
             "lengths": self._lengths,
-            "ignored": self._request.ignored,
+            "ignored": self._ignored,
         }
 
 

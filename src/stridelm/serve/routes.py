@@ -71,6 +71,7 @@ async def _tokenize(context: Context, prompts: Prompts, request: TokenizeRequest
             opens_turn=request.add_generation_prompt,
             continues=request.continue_final_message,
             adds_special=request.add_special_tokens,
+            variables=prompts.variables(request.chat_template_kwargs),
         )
     else:
         ids = await prompts.text(request.prompt, adds_special=request.add_special_tokens)

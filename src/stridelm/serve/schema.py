@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
 
@@ -16,9 +16,18 @@ LARGEST_ALTERNATIVES = 20
 
 
 class Strict(BaseModel):
-    """Refuses unknown fields, other types than the stated ones, NaN and the infinities."""
+    """Refuses unknown fields, other types than the stated ones, NaN and the infinities. Null stands for a field that is
+    left out, wherever one may be."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict) or None not in body.values():
+            return body
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in body.items() if value is not None or name not in optional}
 
 
 class DecodeOptions(Strict):
@@ -81,11 +90,6 @@ class Unread(Strict):
     """Ignored: prompts stay known as long as there is room."""
     prompt_cache_options: dict[str, Any] | None = None
     """Ignored, for the same reasons."""
-
-    @classmethod
-    def unread(cls) -> list[str]:
-        """Their names."""
-        return [name for name, field in cls.model_fields.items() if (field.description or "").startswith("Ignored")]
 
 
 class Neutral(Strict):
@@ -151,6 +155,11 @@ class TextRequest(Unread, Neutral):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @classmethod
+    def unread(cls) -> list[str]:
+        """Fields that are never read."""
+        return list(Unread.model_fields)
 
     @property
     def ignored(self) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from stridelm.serve.chat_schema import Tool
+from stridelm.serve.chat_schema import TemplateFields, Tool
 from stridelm.serve.message_schema import Messages
 from stridelm.serve.schema import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest, TokenId
 
@@ -62,6 +62,8 @@ class TokenizeChat(Strict):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template_kwargs: TemplateFields | None = None
+    """What else the chat template is told by name."""
     add_special_tokens: bool = False
     """Templates write their own."""
     return_token_strs: bool = False

@@ -79,6 +79,8 @@ class CallReader:
         self.calls = 0
         """How many calls were found so far."""
         self._held = ""
+        self._space = ""
+        """White space before what may be a call: no part of the text if it is one."""
         self._is_open = False
         self._arguments: _Arguments | None = None
         """Of the call that is being written."""
@@ -87,17 +89,29 @@ class CallReader:
         key = re.escape(form.arguments)
         self._beginning = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)')
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the only call that may be is whole. What follows it is not read."""
+        return not self.many and self.calls > 0 and (self._arguments is None or self._arguments.is_whole)
+
     def push(self, text: str) -> Found:
         self._held += text
         found = Found()
         advance = self._advance if self.form.opens_anywhere else self._advance_list
-        while advance(found):
+        while not self.is_done and advance(found):
             pass
+        if self.is_done:
+            self._held = ""
         return found
 
     def flush(self) -> Found:
         """The rest, at the end of the answer."""
         rest, self._held = self._held, ""
+        if self.is_done:
+            return Found()
+        if self._arguments is not None and self._arguments.is_whole:
+            rest = _behind_arguments(rest)
+            return Found("" if rest.startswith(",") or self.form.after.strip().startswith(rest) else rest)
         if self._arguments is not None:
             certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
             mine = self._arguments.take(certain)
@@ -111,12 +125,12 @@ class CallReader:
             calls = [] if call is None else [call]
         else:
             inner = self._behind_calls(rest)
-            calls = [] if self._is_text or (self.calls and not self.many) else self._all_calls(inner)
+            calls = [] if self._is_text else self._all_calls(inner)
             rest = inner if self.calls else rest
         parts = [self._whole(call) for call in calls]
         if parts or (self.calls and not rest.strip()):
             return Found(calls=parts)
-        return Found(rest)
+        return Found(self._space + rest)
 
     def _advance(self, found: Found) -> bool:
         """Take one step through what is held; False: more text is needed."""
@@ -132,15 +146,18 @@ class CallReader:
             self._is_open, self._held = False, behind
             call = self._call(body.removeprefix(opening))
             if call is None:
-                found.text += body + closed
+                found.text += self._space + body + closed
             else:
                 found.calls.append(self._whole(call))
+            self._space = ""
             return True
         before, opened, _ = self._held.partition(opening)
         if opened:
             # White space before a call is part of neither.
-            found.text += before.rstrip()
-            self._held, self._is_open = self._held[len(before) :], True
+            certain = before.rstrip()
+            found.text += certain
+            self._space, self._is_open = before[len(certain) :], True
+            self._held = self._held[len(before) :]
             return True
         # A call may be about to begin; the white space before it is not text then.
         certain = self._held[: len(self._held) - overlap(self._held, opening)].rstrip()
@@ -162,10 +179,19 @@ class CallReader:
             self._held = self._held[mine:]
             if mine:
                 return True
-        _, closed, behind = self._held.partition(closing)
-        if closed:
-            self._held, self._is_open, self._arguments = behind, False, None
-        return bool(closed)
+            if at < 0:
+                return False
+        return self._close(_behind_arguments(self._held))
+
+    def _close(self, rest: str) -> bool:
+        """End a call whose arguments have ended. Models forget the tag that closes it."""
+        opening, closing = self.form.openings[0], self.form.after.strip()
+        if rest.startswith(","):  # the call's object goes on, with keys that nobody reads
+            rest = rest[min((at for at in (rest.find(opening), rest.find(closing)) if at >= 0), default=len(rest)) :]
+        if any(tag.startswith(rest) and tag != rest for tag in (opening, closing)):
+            return False
+        self._held, self._is_open, self._arguments = rest.removeprefix(closing), False, None
+        return True
 
     def _advance_list(self, found: Found) -> bool:
         """The same in a form where calls are the whole answer."""
@@ -187,7 +213,7 @@ class CallReader:
     def _begins(self, text: str, found: Found) -> bool:
         """Whether a call begins here whose arguments can be given as they come."""
         beginning = self._beginning.match(text)
-        if beginning is None or (self.calls and not self.many):
+        if beginning is None:
             return False
         try:
             name = _JSON.decode(beginning[1])
@@ -197,7 +223,7 @@ class CallReader:
             return False
         found.calls.append(CallPart(self.calls, name, ""))
         self.calls += 1
-        self._held, self._arguments = text[beginning.end() :], _Arguments()
+        self._held, self._space, self._arguments = text[beginning.end() :], "", _Arguments()
         return True
 
     def _piece(self, text: str) -> list[CallPart]:
@@ -212,19 +238,19 @@ class CallReader:
         text = text.removeprefix("}").lstrip().removeprefix(self.form.between.strip()).lstrip()
         if self.form.end:
             text = text.removeprefix(self.form.end).lstrip()
-        return text if self.many else ""
+        return text
 
     def _may_be_calls(self) -> bool:
         begun = self._held.lstrip()
         return any(begun.startswith(opening) or opening.startswith(begun) for opening in self.form.openings)
 
     def _call(self, text: str) -> Call | None:
-        """A call of a function that there is, if this is one and one more may be."""
+        """A call of a function that there is, if this is one."""
         try:
             value = _JSON.decode(text)
         except (ValueError, RecursionError):
             return None
-        return self._known(value) if self.many or not self.calls else None
+        return self._known(value)
 
     def _known(self, value: object) -> Call | None:
         try:
@@ -257,3 +283,8 @@ class CallReader:
         calls = [self._known(value) for value in values]
         known = [call for call in calls if call is not None]
         return known[: None if self.many else 1] if len(known) == len(calls) else []
+
+
+def _behind_arguments(text: str) -> str:
+    """What follows a call's object: models close it more than once."""
+    return text.lstrip(" \t\r\n}")

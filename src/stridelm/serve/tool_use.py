@@ -1,5 +1,7 @@
 """What a chat's request says of tools and of the answer's form: checked, and made a grammar where there is one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +9,7 @@ import orjson
 
 from stridelm.serve.chat_schema import ChatRequest, Function, NamedTool, ObjectFormat, ResponseFormat, SchemaFormat
 from stridelm.serve.context import Context, Start
-from stridelm.serve.errors import ApiError
+from stridelm.serve.errors import ApiError, Uncompilable
 from stridelm.serve.json_body import depth
 from stridelm.serve.json_schema import meant
 from stridelm.serve.settings import ServeSettings
@@ -29,11 +31,6 @@ class ToolUse:
     is_forced: bool
     many: bool
     """Whether it may call more than once."""
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Strings that end an answer: one call may be all."""
-        return () if self.many or self.is_forced or not self.form.opens_anywhere else (self.form.after.strip(),)
 
     def reader(self) -> CallReader:
         return CallReader(self.form, {function.name for function in self.callable}, many=self.many)
@@ -63,48 +60,68 @@ def tool_use(settings: ServeSettings, talk: ToolTalk, request: ChatRequest) -> T
 async def answer_grammar(
     context: Context, request: ChatRequest, use: ToolUse | None, vocabulary: Vocabulary
 ) -> Start | None:
-    """What the answer must keep to; None: nothing."""
+    """What the answer must keep to; None: nothing. Where nothing could keep to the schemas with their objects closed,
+    they are taken as they stand."""
     try:
-        schema = _answer_schema(context.settings, request.response_format)
+        return await _grammar(context, request, use, vocabulary, closes=True)
+    except Uncompilable:
+        return await _grammar(context, request, use, vocabulary, closes=False)
+
+
+async def _grammar(
+    context: Context, request: ChatRequest, use: ToolUse | None, vocabulary: Vocabulary, *, closes: bool
+) -> Start | None:
+    with _blaming("response_format"):
+        schema = _answer_schema(context.settings, request.response_format, closes=closes)
         if use is None:
             return None if schema is None else await context.grammars.json_schema(schema)
+    with _blaming("tools"):
+        text = _call_grammar(use, vocabulary, schema, closes=closes)
+        if text is None:
+            return None
+        try:
+            return await context.grammars.lark(text)
+        except Uncompilable:
+            if schema is not None and not use.is_forced:  # which of the two is at fault?
+                with _blaming("response_format"):
+                    await context.grammars.json_schema(schema)
+            raise
+
+
+@contextmanager
+def _blaming(param: str) -> Iterator[None]:
+    """Let errors that name no field name this one."""
+    try:
+        yield
     except ApiError as error:
-        error.param = error.param or "response_format"
+        error.param = error.param or param
         raise
-    return await _call_grammar(context, use, vocabulary, schema)
 
 
-def _answer_schema(settings: ServeSettings, form: ResponseFormat | None) -> dict[str, Any] | None:
+def _answer_schema(settings: ServeSettings, form: ResponseFormat | None, *, closes: bool) -> dict[str, Any] | None:
     """What text must keep to; None: nothing."""
     match form:
         case ObjectFormat():
             return {"type": "object"}
         case SchemaFormat():
             check_schemas(settings, [form.json_schema.schema_], "response_format")
-            return meant(form.json_schema.schema_)
+            return meant(form.json_schema.schema_, closes=closes)
     return None
 
 
-async def _call_grammar(
-    context: Context, use: ToolUse, vocabulary: Vocabulary, schema: dict[str, Any] | None
-) -> Start | None:
+def _call_grammar(use: ToolUse, vocabulary: Vocabulary, schema: dict[str, Any] | None, *, closes: bool) -> str | None:
     """`schema`: what the answer must keep to if it is no call."""
+    form, functions, many, special = use.form, use.callable, use.many, vocabulary.special
     if use.is_forced:
-        text = must_call(use.form, use.callable, many=use.many, special=vocabulary.special)
-    elif schema is not None:
-        text = call_or_json(use.form, use.callable, schema, many=use.many, special=vocabulary.special)
-    elif not any(function.strict for function in use.callable):
+        return must_call(form, functions, many=many, special=special, closes=closes)
+    if schema is not None:
+        return call_or_json(form, functions, schema, many=many, special=special, closes=closes)
+    if not any(function.strict for function in functions):
         return None
-    elif not use.form.opens_anywhere:
+    if not form.opens_anywhere:
         message = 'tools: this model\'s form of calls cannot be made strict with tool_choice "auto"'
-        raise ApiError(400, message, param="tools")
-    else:
-        text = may_call(use.form, use.callable, many=use.many)
-    try:
-        return await context.grammars.lark(text)
-    except ApiError as error:
-        error.param = error.param or "tools"
-        raise
+        raise ApiError(400, message)
+    return may_call(form, functions, many=many, closes=closes)
 
 
 def check_functions(settings: ServeSettings, functions: list[Function]) -> None:
