@@ -1,28 +1,24 @@
 """Nobody can stall the others: whatever is sent, the event loop goes on, memory comes back, and others are answered."""
 
-import asyncio
 import gc
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import pytest
 
+from raw_http import answer, connect, head, ticking
 from real_server import NAME, PATIENCE, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.serve.settings import ServeSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
-LONGEST_TICK = 0.1
-"""Seconds of processor time that the event loop may be busy before others have their turn."""
 MOST_MEMORY = 200 * 2**20
 """Bytes that may stay in use behind an attack."""
 
@@ -31,29 +27,6 @@ MOST_MEMORY = 200 * 2**20
 def server(roomy_model: LanguageModel) -> Iterator[ThreadServer]:
     with serve_in_thread(roomy_model) as running:
         yield running
-
-
-@contextmanager
-def ticking(server: ThreadServer, most: float = LONGEST_TICK) -> Iterator[None]:
-    """Asserts that the server's event loop was never busy for longer: by the time of its own thread's processor, which
-    does not run while others have it."""
-    loop = server.server.servers[0].get_loop()
-    ticks: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            ticks.append(time.thread_time())
-            await asyncio.sleep(0.001)
-
-    task = asyncio.run_coroutine_threadsafe(tick(), loop)
-    until(lambda: bool(ticks))
-    try:
-        yield
-    finally:
-        seen = len(ticks)
-        until(lambda: len(ticks) > seen + 1)
-        task.cancel()
-    assert max(later - earlier for earlier, later in pairwise(ticks)) < most
 
 
 def memory() -> int:
@@ -173,29 +146,6 @@ def test_probabilities_of_long_prompts_are_told_meanwhile(server: ThreadServer) 
         reply = client.post(TEXT, json=body)
     assert reply.status_code == 200, reply.text
     assert len(reply.json()["choices"][15]["logprobs"]["tokens"]) == 1900
-
-
-def connect(server: ThreadServer, **options: int) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    if "received" in options:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["received"])
-    connection.settimeout(PATIENCE)
-    connection.connect((host, int(port)))
-    return connection
-
-
-def head(path: str, *headers: str, method: str = "POST") -> bytes:
-    lines = (f"{method} {path} HTTP/1.1", "host: me", "content-type: application/json", *headers, "", "")
-    return "\r\n".join(lines).encode()
-
-
-def answer(connection: socket.socket) -> bytes:
-    """All that the server says until it closes the connection."""
-    said = b""
-    while piece := connection.recv(2**16):
-        said += piece
-    return said
 
 
 def test_tiny_chunks_do_not_hold_up_the_others(server: ThreadServer) -> None:
