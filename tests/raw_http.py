@@ -1,11 +1,13 @@
 """Talk to a server byte by byte, and see whether its event loop goes on meanwhile."""
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 from real_server import PATIENCE, ThreadServer, until
 
@@ -34,6 +36,11 @@ def ticking(server: ThreadServer, most: float = LONGEST_TICK) -> Iterator[None]:
         until(lambda: len(ticks) > seen + 1)
         task.cancel()
     assert max(later - earlier for earlier, later in pairwise(ticks)) < most
+
+
+def resident() -> int:
+    """Bytes that this process, and so the server, has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def connect(server: ThreadServer, **options: int) -> socket.socket:
