@@ -4,9 +4,14 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Regex, models, normalizers
+from tokenizers import Tokenizer as Backend
 
+from stridelm.model.tokenizer import Tokenizer
 from stridelm.serve.bounds import parse
 from stridelm.serve.errors import ApiError
+from stridelm.serve.text_bound import TextBound
+from tokenizer_folders import KINDS
 
 MOST = 512
 
@@ -82,3 +87,52 @@ def test_what_is_no_json_is_told() -> None:
     for body in (b" ", b"{", b"{'a': 1}", b"NaN", b'"\\ud800"', b"\xff", b"[" * 100_000, b"{} {}"):
         error = refused(body)
         assert error.message.startswith("the body is not JSON: ") and error.param is None
+
+
+# Texts
+
+NORMALIZERS: dict[str, normalizers.Normalizer | None] = {
+    "none": None,
+    "composed": normalizers.NFC(),
+    "stripped": normalizers.Strip(),
+    "collapsed": normalizers.Replace(Regex(r"\s+"), " "),
+    "Bert's": normalizers.BertNormalizer(),
+    "shortened": normalizers.Replace("word", "w"),
+    "without accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+}
+TEXTS = [
+    "word " * 4000,
+    " " * 20_000,
+    "\n\u3000\t" * 7000,
+    "e\u0301\x00" * 7000,
+    "\u4e2d" * 20_000,
+    "<end>" + " " * 20_000,
+]
+
+
+def byte_level(normalizer: normalizers.Normalizer | None = None, *, strips: bool = False) -> Tokenizer:
+    backend = KINDS["byte level"]()
+    if normalizer is not None:
+        backend.normalizer = normalizer  # type: ignore[assignment]
+    backend.add_special_tokens([AddedToken("<end>", rstrip=strips, special=True)])
+    return Tokenizer(backend, special_tokens={})
+
+
+TOKENIZERS = {
+    **{name: lambda normalizer=normalizer: byte_level(normalizer) for name, normalizer in NORMALIZERS.items()},
+    "stripping": lambda: byte_level(strips=True),
+    "of nothing": lambda: Tokenizer(Backend(models.BPE()), special_tokens={}),
+    **{name: lambda make=make: Tokenizer(make(), special_tokens={}) for name, make in KINDS.items()},
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_text_that_is_refused_by_its_characters_has_too_many_tokens(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    bound = TextBound(tokenizer, 100)
+    refused = [text for text in TEXTS if bound.excess([text])]
+    assert all(len(tokenizer.encode(text, add_special_tokens=False)) > 100 for text in refused)
+    # Of those that have a bound, words are refused.
+    has_bound = name in ("none", "composed", "stripped", "stripping", "byte level", "byte fallback")
+    assert (TEXTS[0] in refused) == has_bound
+    assert not bound.excess(["word"] * 20)

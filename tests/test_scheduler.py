@@ -156,6 +156,26 @@ def test_a_held_sequence_writes_nothing_and_makes_room_first() -> None:
     assert_right(held, other)
 
 
+@pytest.mark.parametrize("places", [1, 8])
+def test_a_held_sequence_makes_no_room_in_vain(places: int) -> None:
+    """A newcomer that has no room even then waits, and what was read stays."""
+    engine = engine_of(12)
+    engine.scheduler.most_sequences = places + 1
+    writing, held = (make(prompt_of(60, seed), SamplingParams(max_tokens=30)) for seed in (1, 2))
+    for sequence in (writing, held):
+        engine.add(sequence)
+        engine.step()
+    held.is_held = True
+    large = make(prompt_of(130, 3), SamplingParams(max_tokens=30))
+    engine.add(large)
+    engine.step()
+    assert held in engine.scheduler.running and engine.scheduler.preemptions == 0
+    held.is_held = False
+    while engine.scheduler.has_work:
+        engine.step()
+    assert_right(writing, held, large)
+
+
 def test_a_request_that_fails_fails_alone() -> None:
     engine = engine_of(32)
     bans_all = SamplingParams(logit_bias=dict.fromkeys(range(VOCABULARY), float("-inf")))

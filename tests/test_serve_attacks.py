@@ -1,28 +1,29 @@
 """Nobody can stall the others: whatever is sent, the event loop goes on, memory comes back, and others are answered."""
 
-import asyncio
 import gc
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from assembly import assembled
+from raw_http import answer, connect, head, resident, ticking
 from real_server import NAME, PATIENCE, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
+from stridelm.model.tokenizer import Tokenizer
 from stridelm.serve.settings import ServeSettings
+from stridelm.settings import LoadSettings
+from tiny import load_tiny
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
-LONGEST_TICK = 0.1
-"""Seconds of processor time that the event loop may be busy before others have their turn."""
 MOST_MEMORY = 200 * 2**20
 """Bytes that may stay in use behind an attack."""
 
@@ -33,33 +34,9 @@ def server(roomy_model: LanguageModel) -> Iterator[ThreadServer]:
         yield running
 
 
-@contextmanager
-def ticking(server: ThreadServer, most: float = LONGEST_TICK) -> Iterator[None]:
-    """Asserts that the server's event loop was never busy for longer: by the time of its own thread's processor, which
-    does not run while others have it."""
-    loop = server.server.servers[0].get_loop()
-    ticks: list[float] = []
-
-    async def tick() -> None:
-        while True:
-            ticks.append(time.thread_time())
-            await asyncio.sleep(0.001)
-
-    task = asyncio.run_coroutine_threadsafe(tick(), loop)
-    until(lambda: bool(ticks))
-    try:
-        yield
-    finally:
-        seen = len(ticks)
-        until(lambda: len(ticks) > seen + 1)
-        task.cancel()
-    assert max(later - earlier for earlier, later in pairwise(ticks)) < most
-
-
 def memory() -> int:
-    """Bytes that this process, and so the server, has in use."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident()
 
 
 def many(piece: str, count: int) -> str:
@@ -87,6 +64,15 @@ def tool(parameters: str) -> str:
     return '[{"type": "function", "function": {"name": "f", "parameters": ' + parameters + "}}]"
 
 
+def described(description: str) -> str:
+    return '[{"type": "function", "function": {"name": "f", "description": ' + description + "}}]"
+
+
+def calls(arguments: str) -> str:
+    call = '{"id": "a", "function": {"name": "f", "arguments": "' + arguments + '"}}'
+    return '[{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [' + call + "]}]"
+
+
 def message(content: str) -> str:
     return '[{"role": "user", "content": ' + content + "}]"
 
@@ -110,6 +96,9 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "45,000 parts": (CHAT, lambda: chat("messages", message(many(PART, 45_000)))),
     "45,000 wrong parts": (CHAT, lambda: chat("messages", message(many('{"type": 1, "text": 1}', 45_000)))),
     "a long message": (CHAT, lambda: chat("messages", message(LONG))),
+    "a long description": (CHAT, lambda: chat("tools", described(LONG))),
+    "long arguments": (CHAT, lambda: chat("messages", calls(many("1", SIZE // 2 - 100)))),
+    "long spaced arguments": (CHAT, lambda: chat("messages", calls("[" + " " * (SIZE - 200) + "]"))),
     "a long tool": (CHAT, lambda: chat("tools", tool(f'{{"description": {LONG}}}'))),
     "a wide tool": (CHAT, lambda: chat("tools", tool(fields(1000)))),
     "a tool of 300,000 fields": (CHAT, lambda: chat("tools", tool(fields(300_000)))),
@@ -150,6 +139,18 @@ ATTACKS: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
+TOO_LONG = {
+    "a long message",
+    "a long description",
+    "long arguments",
+    "long spaced arguments",
+    "a long prompt",
+    "a long text to cut",
+    "a long chat to cut",
+}
+"""Refused by their characters, without being cut into tokens."""
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_body_holds_up_the_others(server: ThreadServer, name: str) -> None:
     path, make = ATTACKS[name]
@@ -162,8 +163,24 @@ def test_no_body_holds_up_the_others(server: ThreadServer, name: str) -> None:
             reply = client.post(path, content=body, headers=JSON)
         assert reply.status_code in (200, 400, 404, 429), reply.text
         assert len(reply.content) < 2**20
+        if name in TOO_LONG:
+            assert "characters" in reply.json()["error"]["message"]
         del reply
         assert memory() - before < MOST_MEMORY
+
+
+def test_the_tokenizer_of_the_package_holds_up_nobody_either(tiny_folder: Callable[..., Path]) -> None:
+    """The others here are served with transformers' own."""
+    folder = tiny_folder(max_position_embeddings=2048)
+    target = replace(load_tiny(folder), tokenizer=cast(Any, Tokenizer.from_folder(folder)))
+    with serve_in_thread(assembled(target, None, LoadSettings(cache_tokens=8192))) as own, own.client() as client:
+        for name in sorted(TOO_LONG):
+            path, make = ATTACKS[name]
+            with ticking(own):
+                reply = client.post(path, content=make(), headers=JSON)
+            assert "characters" in reply.json()["error"]["message"], name
+        with ticking(own):
+            assert client.post(TEXT, json=completion(prompt="x " * 900)).status_code == 200
 
 
 def test_probabilities_of_long_prompts_are_told_meanwhile(server: ThreadServer) -> None:
@@ -173,29 +190,6 @@ def test_probabilities_of_long_prompts_are_told_meanwhile(server: ThreadServer) 
         reply = client.post(TEXT, json=body)
     assert reply.status_code == 200, reply.text
     assert len(reply.json()["choices"][15]["logprobs"]["tokens"]) == 1900
-
-
-def connect(server: ThreadServer, **options: int) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    if "received" in options:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options["received"])
-    connection.settimeout(PATIENCE)
-    connection.connect((host, int(port)))
-    return connection
-
-
-def head(path: str, *headers: str, method: str = "POST") -> bytes:
-    lines = (f"{method} {path} HTTP/1.1", "host: me", "content-type: application/json", *headers, "", "")
-    return "\r\n".join(lines).encode()
-
-
-def answer(connection: socket.socket) -> bytes:
-    """All that the server says until it closes the connection."""
-    said = b""
-    while piece := connection.recv(2**16):
-        said += piece
-    return said
 
 
 def test_tiny_chunks_do_not_hold_up_the_others(server: ThreadServer) -> None:
@@ -228,20 +222,22 @@ def test_half_open_connections_keep_nobody_out(roomy_model: LanguageModel, said:
             for path in ("/health", "/metrics", "/v1/models"):
                 with server.client() as client:
                     assert client.get(path).status_code == 200, path
-            if count < 256:
-                with server.client() as client:
-                    assert client.post(TEXT, json=completion()).status_code == 200
+            with server.client() as client:
+                assert client.post(TEXT, json=completion()).status_code == 200
             assert len(server.server.server_state.connections) <= 514 + 3
         finally:
             for connection in held:
                 connection.close()
 
 
-def test_two_lengths_of_one_body_end_the_connection(server: ThreadServer) -> None:
+@pytest.mark.parametrize("key", [None, "the right one"])
+def test_two_lengths_of_one_body_end_the_connection(roomy_model: LanguageModel, key: str | None) -> None:
+    """Whoever sends them, also without the key."""
     smuggled = head("/version", method="GET")
-    for key in ("", "authorization: Bearer wrong"):
-        headers = ("transfer-encoding: chunked", "content-length: 5", *filter(None, [key]))
-        with connect(server) as connection:
+    settings = ServeSettings(port=0, grace=0, api_key=key)
+    for given in ("authorization: Bearer wrong", f"authorization: Bearer {key}"):
+        headers = ("transfer-encoding: chunked", "content-length: 5", given)
+        with serve_in_thread(roomy_model, settings) as server, connect(server) as connection:
             connection.sendall(head(TEXT, *headers) + b"0\r\n\r\n" + smuggled)
             said = answer(connection)
         assert said.startswith(b"HTTP/1.1 400") and b"connection: close" in said.lower()
@@ -297,7 +293,6 @@ def test_a_whole_reply_that_nobody_reads_ends_as_well(roomy_model: LanguageModel
 def test_bodies_on_their_way_have_a_limit_together(roomy_model: LanguageModel) -> None:
     settings = ServeSettings(port=0, grace=0, max_body=2**16)
     with serve_in_thread(roomy_model, settings) as server:
-        before = threading.active_count()
         held = [connect(server) for _ in range(24)]
         try:
             for connection in held:
@@ -313,7 +308,6 @@ def test_bodies_on_their_way_have_a_limit_together(roomy_model: LanguageModel) -
         finally:
             for connection in held:
                 connection.close()
-        assert threading.active_count() <= before + 1
 
 
 def test_others_are_told_how_the_server_is_meanwhile(server: ThreadServer) -> None:
@@ -338,6 +332,16 @@ def test_others_are_told_how_the_server_is_meanwhile(server: ThreadServer) -> No
 
 
 def test_a_client_that_leaves_is_noticed(server: ThreadServer) -> None:
+    aborted = 'finished_reason="abort"'
+
+    def count() -> float:
+        with server.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+        (line,) = (each for each in lines if each.startswith("vllm:request_success_total") and aborted in each)
+        return float(line.split()[-1])
+
+    before = count()
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.url, timeout=0.05) as client:
         client.post(TEXT, json=completion(max_tokens=2000, logit_bias={}))
     until(lambda: server.context.worker.is_idle)
+    assert count() == before + 1

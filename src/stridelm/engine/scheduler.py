@@ -51,10 +51,12 @@ class Scheduler:
         """Make room for those who run, admit whom there is room for, and let everyone in who has rows to run."""
         ready = self._with_room()
         for sequence in [waiting for waiting in self.waiting if not waiting.is_held]:
-            if len(self.running) >= self.most_sequences and not self._preempt_held():
+            if len(self.running) >= self.most_sequences and not self._held():
                 break
             if not self._admit(sequence):
                 break
+            if len(self.running) >= self.most_sequences:
+                self._preempt(self._held()[-1])
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_arrival)
             ready.append(sequence)
@@ -113,8 +115,13 @@ class Scheduler:
         text = sequence.tokens if sequence.shares_prefixes else []
         least = len(sequence.tokens) + min(sequence.policy.needed_rows, sequence.room)
         while (room := self._room_for(text)) < blocks_for(least):
-            if not self._reclaim(sequence) and not self._preempt_held():
+            if self._reclaim(sequence):
+                continue
+            held = self._held()
+            # Nobody makes room in vain: what was read would have to be read again.
+            if not held or self._room_without(held, text) < blocks_for(least):
                 return False
+            self._preempt(held[-1])
         wanted = min(sequence.most_tokens, len(sequence.tokens) + _RESERVE) + sequence.policy.spare_rows
         sequence.table = self.cache.adopt(text, min(wanted, room * BLOCK_SIZE))
         self.cache.grant(sequence.table, least)
@@ -127,12 +134,14 @@ class Scheduler:
         """Blocks that a new table for this text may have, shared ones included. Everyone else keeps its next one."""
         return self.cache.free_blocks + self.cache.shared_blocks(text) - len(self.running)
 
-    def _preempt_held(self) -> bool:
-        """Whether somebody had a place whose text nobody reads: it waits without one."""
-        held = [sequence for sequence in self.running if sequence.is_held]
-        if held:
-            self._preempt(held[-1])
-        return bool(held)
+    def _room_without(self, sequences: list[Sequence], text: list[int]) -> int:
+        """The same, if these sequences made room."""
+        tables = [sequence.table for sequence in sequences if sequence.table is not None]
+        return self.cache.room_without(tables, text) - (len(self.running) - len(sequences))
+
+    def _held(self) -> list[Sequence]:
+        """Those that have a place, and whose text nobody reads: they can wait without one."""
+        return [sequence for sequence in self.running if sequence.is_held]
 
     def _share_rows(self, ready: list[Sequence]) -> None:
         """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""

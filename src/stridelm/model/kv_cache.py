@@ -138,6 +138,14 @@ class KVCache:
         known, _ = self.index.find(tokens[: max(0, len(tokens) - 1)])
         return int((self.references[known] > 0).sum())
 
+    def room_without(self, tables: Items[Table], tokens: Items[int]) -> int:
+        """The free blocks, and those that `adopt` would share, if these tables were freed."""
+        references = self.references.copy()
+        for table in tables:
+            references[table.blocks] -= 1
+        known, _ = self.index.find(tokens[: max(0, len(tokens) - 1)])
+        return int((references == 0).sum() + (references[known] > 0).sum())
+
     def grant(self, table: Table, tokens: int) -> None:
         """Room for so many tokens in all, until the end of the next step."""
         blocks = blocks_for(tokens)

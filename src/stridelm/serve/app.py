@@ -9,7 +9,7 @@ import stridelm
 from stridelm.serve.context import Context
 from stridelm.serve.errors import install_handlers
 from stridelm.serve.metrics import Metrics
-from stridelm.serve.middleware import Admission, ApiKey, Headers, RequestIds, SizeLimit, Traffic
+from stridelm.serve.middleware import Admission, ApiKey, Headers, RequestIds, RequestLimit, SizeLimit, Traffic
 from stridelm.serve.playground.files import read_page
 from stridelm.serve.playground.routes import make_playground_router
 from stridelm.serve.routes import make_router
@@ -29,9 +29,10 @@ def create_app(context: Context) -> FastAPI:
     app.include_router(make_status_router(context, traffic, metrics))
     app.include_router(make_playground_router(context, page))
     # The last one is the first that a request meets.
+    app.add_middleware(RequestLimit, most=settings.most_requests)
     app.add_middleware(SizeLimit, most=settings.max_body)
     retry_after = max(1, math.ceil(settings.grace))
-    app.add_middleware(Admission, traffic=traffic, most=settings.most_requests, retry_after=retry_after)
+    app.add_middleware(Admission, traffic=traffic, retry_after=retry_after)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key, open_paths={"/health", *page})
     if settings.cors_origin:  # before the key is asked for: browsers ask first whether they may, without it

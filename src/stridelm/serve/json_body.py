@@ -8,6 +8,7 @@ import email.message
 import typing
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import orjson
@@ -21,6 +22,8 @@ from stridelm.serve.errors import ApiError, invalid
 
 _LONG = 32 * 2**10
 """Bytes from which a body is read in a thread."""
+_PART = 256
+"""Values of a list that are written at once."""
 _THREADS = ThreadPoolExecutor(1, thread_name_prefix="stridelm-body")
 
 
@@ -29,6 +32,21 @@ class JsonReply(JSONResponse):
 
     def render(self, content: object) -> bytes:
         return content if isinstance(content, bytes) else orjson.dumps(content)
+
+
+def dumps(value: object) -> bytes:
+    """JSON of what may be long, for a thread. Long lists are written in parts: orjson lets no other thread run before
+    it is done."""
+    return orjson.dumps(_with_written_lists(value))
+
+
+def _with_written_lists(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _with_written_lists(held) for name, held in value.items()}
+    if isinstance(value, list) and len(value) > _PART:
+        parts = (orjson.dumps(value[start : start + _PART])[1:-1] for start in range(0, len(value), _PART))
+        return orjson.Fragment(b"[%b]" % b",".join(parts))
+    return [_with_written_lists(held) for held in value] if isinstance(value, list) else value
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
@@ -66,8 +84,10 @@ def json_route(most_tokens: int) -> type[APIRoute]:
 
             async def handle_json(request: Request) -> Response:
                 _check_type(request)
-                body = await request.body()
-                value = read(body) if len(body) < _LONG else await in_thread(lambda: read(body))
+                # Not by `request.body()`, which keeps it: answers may take minutes.
+                body = b"".join([part async for part in request.stream()])
+                value = read(body) if len(body) < _LONG else await in_thread(partial(read, body))
+                del body
                 return await handle(JsonRequest(request, value))
 
             return handle_json

@@ -7,6 +7,7 @@ second signal  the process ends there and then
 """
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -104,6 +105,9 @@ class Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:  # somebody else began to listen since the address was taken
             raise _cannot_listen(self._context.settings, error) from error
+        # What was loaded stays: a full garbage collection would walk it every time, which stops all threads for 300 ms.
+        gc.collect()
+        gc.freeze()
         self._context.worker.start()
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -122,3 +126,4 @@ class Server(uvicorn.Server):
             log.warning("%d requests are given up", self._traffic.under_way)
         await asyncio.to_thread(self._context.worker.stop)
         await super().shutdown(sockets)
+        gc.unfreeze()  # for programs that go on without the server

@@ -7,7 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -106,13 +106,12 @@ class Headers(_Layer):
 
 
 class Admission(_Layer):
-    """Counts the requests for work, which are those that post something, and takes none while the server drains, or
-    while there are more than could ever be waiting. How the server is it tells all the same."""
+    """Counts the requests for work, which are those that post something, and takes none while the server drains. How
+    the server is it tells all the same."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic, most: int, retry_after: int) -> None:
+    def __init__(self, app: ASGIApp, traffic: Traffic, retry_after: int) -> None:
         super().__init__(app)
         self._traffic = traffic
-        self._most = most
         self._retry_after = retry_after
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,14 +120,25 @@ class Admission(_Layer):
         elif self._traffic.is_draining:
             error = ApiError(503, "the server is shutting down: try again later", retry_after=self._retry_after)
             await _refuse(error, scope, send, {"connection": "close"})
-        elif self._traffic.under_way >= self._most:
-            await _refuse(ApiError(503, "too many requests at once: come again", retry_after=1), scope, send)
         else:
             self._traffic.under_way += 1
             try:
                 await self._app(scope, receive, send)
             finally:
                 self._traffic.under_way -= 1
+
+
+@dataclass(eq=False, slots=True)
+class _Arrival:
+    """A request's body that is not parsed yet."""
+
+    body: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    """Bytes that count."""
+    timeout: asyncio.Timeout | None = None
+    """While it is not whole."""
+    is_displaced: bool = False
+    """Others needed its room."""
 
 
 class SizeLimit(_Layer):
@@ -138,44 +148,118 @@ class SizeLimit(_Layer):
         super().__init__(app)
         self._most = most
         self._seconds = seconds
-        self._arriving = 0
-        """Bytes of bodies that are not whole yet."""
+        self._arrivals: dict[_Arrival, None] = {}
+        """In the order of their requests."""
+        self._size = 0
+        """Bytes of them all."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival = _Arrival()
+        self._arrivals[arrival] = None
+        try:
+            error = await self._refusal(arrival, scope, receive)
+            if error is not None:
+                self._forget(arrival)
+                await _refuse(error, scope, send, {"connection": "close"})
+            elif arrival in self._arrivals:  # or the client has left
+                await self._app(scope, self._replay(arrival, receive), send)
+        finally:
+            self._forget(arrival)
+
+    async def _refusal(self, arrival: _Arrival, scope: Scope, receive: Receive) -> ApiError | None:
+        """Read the body; what is wrong with it, if anything is."""
         try:
             self._check(int(_header(scope, b"content-length") or 0))
-            async with asyncio.timeout(self._seconds):
-                body = await self._read(receive)
+            async with asyncio.timeout(self._seconds) as arrival.timeout:
+                await self._read(arrival, receive)
         except TimeoutError:
-            error = ApiError(408, f"the request's body did not arrive within {self._seconds:g} seconds")
-            return await _refuse(error, scope, send, {"connection": "close"})
+            if arrival.is_displaced:
+                return _too_many_arrive()
+            return ApiError(408, f"the request's body did not arrive within {self._seconds:g} seconds")
         except ApiError as error:
-            return await _refuse(error, scope, send, {"connection": "close"})
-        if body is None:
-            return None  # the client has left
-        await self._app(scope, _replay(body, receive), send)
+            return error
+        finally:
+            arrival.timeout = None
+        return None
 
     def _check(self, size: int) -> None:
         if size > self._most:
             raise ApiError(413, f"the request's body has more than the {self._most} bytes that this server takes")
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        body = bytearray()
-        try:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                part = message.get("body", b"")
-                body += part
-                self._arriving += len(part)
-                self._check(len(body))
-                if not message.get("more_body", False):
-                    return bytes(body)
-                if self._arriving > _MOST_ARRIVING * self._most:
-                    raise ApiError(503, "too many large requests arrive at once: come again", retry_after=1)
-        finally:
-            self._arriving -= len(body)
+    async def _read(self, arrival: _Arrival, receive: Receive) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return self._forget(arrival)
+            part = message.get("body", b"")
+            self._check(len(arrival.body) + len(part))
+            arrival.body += part
+            if not arrival.is_displaced:
+                arrival.size += len(part)
+                self._size += len(part)
+            if not message.get("more_body", False):
+                arrival.timeout = None
+                return self._make_room()
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the bodies that have been arriving the longest: those that stall would keep the others out. Whole ones
+        are about to be parsed."""
+        for arrival in list(self._arrivals) if self._size > _MOST_ARRIVING * self._most else ():
+            if arrival.timeout is not None and not (arrival.is_displaced or arrival.timeout.expired()):
+                arrival.is_displaced = True
+                arrival.timeout.reschedule(asyncio.get_running_loop().time())
+                self._size -= arrival.size
+                arrival.size = 0
+                if self._size <= _MOST_ARRIVING * self._most:
+                    break
+
+    def _forget(self, arrival: _Arrival) -> None:
+        if arrival in self._arrivals:
+            del self._arrivals[arrival]
+            self._size -= arrival.size
+
+    def _replay(self, arrival: _Arrival, receive: Receive) -> Receive:
+        """Gives the body, then whatever comes after it: that the client has left. Whoever asks for that has parsed the
+        body."""
+        is_given = False
+
+        async def receive_again() -> Message:
+            nonlocal is_given
+            if is_given:
+                self._forget(arrival)
+                return await receive()
+            is_given = True
+            body, arrival.body = bytes(arrival.body), bytearray()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return receive_again
+
+
+class RequestLimit(_Layer):
+    """Refuses requests for work beyond those that could ever be waiting. It comes behind the SizeLimit: a request that
+    has not arrived takes nobody's place."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self._most = most
+        self._count = 0
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+        elif self._count >= self._most:
+            await _refuse(ApiError(503, "too many requests at once: come again", retry_after=1), scope, send)
+        else:
+            self._count += 1
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._count -= 1
+
+
+def _too_many_arrive() -> ApiError:
+    return ApiError(503, "too many large requests arrive at once: come again", retry_after=1)
 
 
 def _check_headers(scope: Scope) -> None:
@@ -187,16 +271,6 @@ def _check_headers(scope: Scope) -> None:
     size = len(scope["path"]) + len(scope["query_string"])
     if size + sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
         raise ApiError(400, f"the request's address and headers have more than the {HEADER_BYTES} bytes that they may")
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives the body, then whatever comes after it: that the client has left."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive_again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return receive_again
 
 
 async def _refuse(error: ApiError, scope: Scope, send: Send, headers: Mapping[str, str] | None = None) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,6 +17,7 @@ from stridelm.serve.errors import ApiError
 from stridelm.serve.infill import FillIn
 from stridelm.serve.json_body import depth
 from stridelm.serve.message_schema import AnyMessage, AssistantMessage, Content, Said, ToolCall, ToolMessage
+from stridelm.serve.text_bound import TextBound
 from stridelm.serve.tools import Call, ToolTalk, describe, tool_talk
 
 Turn = dict[str, Any]
@@ -22,6 +25,9 @@ Turn = dict[str, Any]
 Variables = dict[str, Any]
 """What a chat template is told besides, by name."""
 _DEEPEST_ARGUMENTS = 64
+_LONG = 64 * 2**10
+"""Characters of a text that takes a tenth of a second or longer to encode."""
+_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="stridelm-tokenizer")
 
 
 class Prompts:
@@ -32,7 +38,7 @@ class Prompts:
         self._tokenizer: TextTokenizer = context.model.target.tokenizer
         # The first call may change the tokenizer's settings, which is not for several threads at once.
         self._beginning = _beginning(self._tokenizer)
-        self._most_characters = context.model.max_length * _longest_token(self._tokenizer)
+        self._bound = TextBound(self._tokenizer, context.model.max_length)
         self._fill_in = FillIn.of(self._tokenizer)
         hello: list[Turn] = [{"role": "user", "content": "hello"}]
         template = self._tokenizer.chat_template
@@ -55,16 +61,17 @@ class Prompts:
         """A chat in the model's template. `functions` are those that the model is told of."""
         _check_ending(messages, opens_turn=opens_turn, continues=continues)
 
-        def render() -> list[int]:
-            self._check_length(sum(_length(message) for message in messages), "messages")
+        def render() -> str:
+            self._check_length([text for message in messages for text in _texts(message)], "messages")
+            self._check_length([function.description or "" for function in functions], "tools")
             turns, tools = self._turns(messages), [_shown(function) for function in functions]
             if tools and not self.talk.has_place:
                 turns, tools = _with_system(turns, describe(tools)), []
             text = self._render(turns, tools or None, variables or {}, opens_turn=opens_turn, continues=continues)
-            return self._tokenizer.encode(text, add_special_tokens=adds_special)
+            self._check_length([text], "messages")
+            return text
 
-        # Long texts take their time, and others wait for the event loop.
-        return await asyncio.to_thread(render)
+        return await self._encode(await asyncio.to_thread(render), adds_special=adds_special)
 
     def variables(self, given: Variables | None, effort: str | None = None) -> Variables:
         """What a request tells the template besides the chat. `effort`: its `reasoning_effort`."""
@@ -91,8 +98,8 @@ class Prompts:
 
     async def text(self, prompt: str, param: str = "prompt", *, adds_special: bool = True) -> list[int]:
         """A text as it stands."""
-        self._check_length(len(prompt), param)
-        return await asyncio.to_thread(self._tokenizer.encode, prompt, add_special_tokens=adds_special)
+        self._check_length([prompt], param)
+        return await self._encode(prompt, adds_special=adds_special)
 
     async def gap(self, prompt: str, suffix: str) -> tuple[list[int], slice]:
         """A gap between two texts, for models that were taught to fill it, and where the first of them is in it."""
@@ -103,9 +110,14 @@ class Prompts:
         first = len(self._beginning) + 1
         return [*self._beginning, *gap], slice(first, first + len(before))
 
-    def _check_length(self, characters: int, param: str) -> None:
-        """A text that cannot fit, whatever its tokens are, is not cut into them: that takes seconds."""
-        if characters > self._most_characters:
+    async def _encode(self, text: str, *, adds_special: bool) -> list[int]:
+        """Beside the event loop. Long texts take seconds: one after the other, so that short ones find a thread."""
+        work = partial(self._tokenizer.encode, text, add_special_tokens=adds_special)
+        return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS if len(text) > _LONG else None, work)
+
+    def _check_length(self, texts: list[str], param: str) -> None:
+        """Texts that together cannot fit, whatever their tokens are, are not cut into them."""
+        if characters := self._bound.excess(texts):
             raise too_long(param, f"{characters} characters", self._context.model.max_length)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
@@ -227,10 +239,13 @@ def text_of(content: Content | Said | None) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _length(message: AnyMessage) -> int:
-    """Characters that surely become tokens."""
+def _texts(message: AnyMessage) -> list[str]:
+    """What every template shows of a message. The ends may be stripped; of what the assistant said templates leave out
+    thoughts, so that only its calls are sure."""
+    if isinstance(message, AssistantMessage):
+        return [call.function.arguments for call in message.tool_calls or ()]
     content = message.content
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content or ())
+    return [content.strip()] if isinstance(content, str) else [part.text.strip() for part in content]
 
 
 def _call(call: ToolCall) -> Turn:
@@ -257,14 +272,6 @@ def _beginning(tokenizer: TextTokenizer) -> list[int]:
     whole, plain = tokenizer.encode("hello"), tokenizer.encode("hello", add_special_tokens=False)
     places = range(len(whole) - len(plain) + 1)
     return next((whole[:at] for at in places if whole[at : at + len(plain)] == plain), [])
-
-
-def _longest_token(tokenizer: TextTokenizer) -> int:
-    """The most characters of a text that can become one token. A tokenizer may put characters together first: those
-    that do make one of four at most."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    merges = 4 if getattr(backend, "normalizer", None) is not None else 1
-    return merges * max(len(token) for token in tokenizer.get_vocab())
 
 
 def _shown(function: Function) -> Turn:

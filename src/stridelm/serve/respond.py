@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from stridelm.serve.json_body import JsonReply
+from stridelm.serve.json_body import JsonReply, dumps
 from stridelm.serve.reading import Answers, unless_left
 from stridelm.serve.settings import ServeSettings
 from stridelm.serve.sse import EventStream
@@ -33,7 +32,7 @@ async def respond(
     try:
         if not streams:
             reply = await unless_left(request, writer.whole(answers.strides()))
-            return JsonReply(await asyncio.to_thread(orjson.dumps, reply))
+            return JsonReply(await asyncio.to_thread(dumps, reply))
         chunks = writer.chunks(answers.strides())
         # What fails before anything is written still has a status of its own.
         first = await unless_left(request, anext(chunks))

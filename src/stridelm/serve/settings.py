@@ -45,7 +45,7 @@ class ServeSettings:
     grammar_seconds: float = 5.0
     """The longest that a schema may take to compile."""
     send_seconds: float = 30.0
-    """A client that reads too little for so long is cut off."""
+    """A client that reads nothing of its reply for so long is cut off."""
 
     @property
     def most_requests(self) -> int:
@@ -72,3 +72,5 @@ class ServeSettings:
         for name in ("grace", "grammar_seconds", "send_seconds"):
             if not 0 <= getattr(self, name) <= 3600:
                 raise InputError(f"{name} must be between 0 and 3600 seconds, not {getattr(self, name)}")
+        if self.send_seconds == 0:
+            raise InputError("send_seconds must be more than 0: clients need some time to read")

@@ -1,5 +1,6 @@
 """Replies that are sent while they are being written, as server-sent events."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,9 +9,12 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from stridelm.serve.errors import as_api_error
+from stridelm.serve.json_body import dumps
 from stridelm.serve.settings import ServeSettings
 
 _SEPARATOR = "\n"
+_LONG = 256
+"""Tokens with probabilities in a chunk that takes longer than a millisecond or two to write."""
 
 
 class EventStream(EventSourceResponse):
@@ -37,15 +41,22 @@ class EventStream(EventSourceResponse):
             self._close()
 
 
-async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ServerSentEvent]:
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ServerSentEvent | bytes]:
     try:
-        yield _event(first)
+        yield await _event(first)
         async for chunk in rest:
-            yield _event(chunk)
+            yield await _event(chunk)
         yield ServerSentEvent("[DONE]", sep=_SEPARATOR)
     except Exception as error:
         yield ServerSentEvent(orjson.dumps(as_api_error(error).body()).decode(), event="error", sep=_SEPARATOR)
 
 
-def _event(chunk: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(orjson.dumps(chunk).decode(), sep=_SEPARATOR)
+async def _event(chunk: dict[str, Any]) -> bytes:
+    """As bytes, which sse-starlette sends as they are: JSON has no line breaks to look for."""
+    is_long = any(_tokens(choice) > _LONG for choice in chunk.get("choices", ()))
+    return b"data: %b\n\n" % (await asyncio.to_thread(dumps, chunk) if is_long else orjson.dumps(chunk))
+
+
+def _tokens(choice: dict[str, Any]) -> int:
+    """How many tokens' probabilities a choice tells: those of an echoed prompt come all at once."""
+    return len((choice.get("logprobs") or {}).get("tokens", ()))
