@@ -165,7 +165,9 @@ def test_a_reply_that_is_still_being_sent_is_not_displaced(roomy_model: Language
         others = [connect(server) for _ in range(8)]
         until(lambda: len(open_connections(server)) <= 4)
         while len(said) < length_of(said):
-            said += connection.recv(2**20)
+            piece = connection.recv(2**20)
+            assert piece, f"cut off after {len(said)} bytes"
+            said += piece
         for other in others:
             other.close()
 
