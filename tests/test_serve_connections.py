@@ -92,7 +92,7 @@ def test_a_body_that_breaks_behind_its_reply_ends_the_connection(locked: ThreadS
         assert connection.recv(2**12).startswith(b"HTTP/1.1 401")
         connection.sendall(b"2400\r\n" + b"x" * 0x2400 + b"\r\nzz\r\n")
         if reads:
-            assert answer(connection) == b""
+            assert b"HTTP/1.1" not in answer(connection)  # what is left of the first reply
     until(lambda: not open_connections(locked))
 
 
