@@ -2,7 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
 
@@ -26,8 +28,24 @@ class Strict(BaseModel):
     def _leave_out_nulls(cls, body: Any) -> Any:
         if not isinstance(body, dict) or None not in body.values():
             return body
-        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
-        return {name: value for name, value in body.items() if value is not None or name not in optional}
+        return {name: value for name, value in body.items() if value is not None or name not in cls._optional()}
+
+    @classmethod
+    def _optional(cls) -> set[str]:
+        """What a body may leave out, by its name there."""
+        return {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The description says of null what `_leave_out_nulls` does."""
+        schema = handler(core_schema)
+        described = handler.resolve_ref_schema(schema).get("properties", {})
+        for name in cls._optional() & described.keys():
+            about = described[name]
+            if {"type": "null"} not in about.get("anyOf", ()):
+                kept = {key: about.pop(key) for key in ("default", "description", "title") if key in about}
+                described[name] = {"anyOf": [about, {"type": "null"}], **kept}
+        return schema
 
 
 class DecodeOptions(Strict):
