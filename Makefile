@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV); this takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,serve,train,bench]'
-	@$(BIN)/python -c 'from stridelm.model.native.library import library; library()' 2>/dev/null \
+	@$(BIN)/python -c 'from stridelm.backends.native.library import library; library()' 2>/dev/null \
 		|| echo "the native CPU backend cannot be built here (it needs g++ and AVX2): torch will serve"
 	@touch $@
 

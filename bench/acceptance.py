@@ -23,7 +23,7 @@ def main() -> None:
 
 def measure(prompts: Path, further: list[str]) -> dict[str, object]:
     """`further` arguments go to `stridelm acceptance`."""
-    command = [sys.executable, "-c", "from stridelm.cli import main; main()", "acceptance", "--json"]
+    command = [sys.executable, "-c", "from stridelm.cli.app import main; main()", "acceptance", "--json"]
     done = subprocess.run([*command, "--prompts", str(prompts), *further], check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)
 

@@ -28,14 +28,14 @@ from transformers import PreTrainedModel
 
 from plain import PROMPTS, machine, summary
 from stridelm import LoadSettings, SamplingParams
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
 from stridelm.engine.engine import Engine
-from stridelm.model.encode import encode_prompt
-from stridelm.model.forward import TorchForward
-from stridelm.model.kv_cache import Table
-from stridelm.model.load import load_checkpoint
+from stridelm.models.encode import encode_prompt
 from stridelm.settings import DEFAULT_MODEL
 from stridelm.types import Block, Commit, DraftTree, Output, Rows, Sequence
 

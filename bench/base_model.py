@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from stridelm import InputError, LoadSettings
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.encode import encode_prompt
-from stridelm.model.load import load_checkpoint
-from stridelm.model.student import OutputHead, read_texts
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.models.encode import encode_prompt
 from stridelm.prompts import PromptLine
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.students.student import OutputHead, read_texts
 from text_quality import Judged
 
 _HEAD_LOGITS = 2**27

@@ -137,7 +137,7 @@ def choose_subjects(only: str | None) -> list[str]:
 
 def encode(gguf: Path, lines: list[PromptLine]) -> tuple[list[Question], list[int]]:
     """The prompts' token ids by the file's own tokenizer and chat template, and the tokens that end a text."""
-    from stridelm.model.gguf import read_gguf  # torch comes with it: bad lines are told before
+    from stridelm.models.gguf import read_gguf  # torch comes with it: bad lines are told before
 
     stored = read_gguf(gguf)
     tokenizer: Any = stored.tokenizer
@@ -263,7 +263,7 @@ def report(runs: list[Run], times: dict[str, dict[int, list[float]]], bench: Ben
 
 def machine(threads: int) -> dict[str, Any]:
     from plain import machine as common
-    from stridelm.model.processor import processor_entry
+    from stridelm.backends.common.processor import processor_entry
 
     flags = processor_entry("flags").split()
     return {

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from stridelm.model import builtin
+from stridelm.models import builtin
 from stridelm.params import InputError
 
 HERE = Path(__file__).parent

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from acceptance_and_speed import table as relation_table
 from plain import machine
 from stridelm import DecodeSettings, LanguageModel, LoadSettings, Result, SamplingParams, load
-from stridelm.model.builtin import ensure_builtin
+from stridelm.models.builtin import ensure_builtin
 from stridelm.prompts import read_prompts
 
 HERE = Path(__file__).parent

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.draft_layers import load_layers
+from stridelm.backends.torch.heads import heads_for, load_heads
 from stridelm.draft.ngram import SHORTEST_MATCH, longest_match
-from stridelm.model.adapter import check_base, load_adapter
-from stridelm.model.draft_layers import load_layers
-from stridelm.model.heads import heads_for, load_heads
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.student import Student
+from stridelm.models.adapter import check_base, load_adapter
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
 from stridelm.train.answers import greedy_answers
 from stridelm.train.rollouts import Text
+from stridelm.train.students.student import Student
 
 BENCH = Path(__file__).parent
 SHIPPED = BENCH.parent / "src" / "stridelm" / "adapters"

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from stridelm import LoadSettings, load
-from stridelm.model.native.backend import NativeTarget
+from stridelm.backends.native.load import NativeTarget
 
 
 def main() -> None:

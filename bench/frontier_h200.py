@@ -97,7 +97,7 @@ class Runs:
 
     def prepare(self) -> None:
         """What takes no time: the files of prompts."""
-        from stridelm.bench.task import problems, write_jsonl
+        from stridelm.bench.suites.task import problems, write_jsonl
         from stridelm.bench.tickets import ticket_prompts, write_prompts
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def mastery(runs: Runs) -> None:
     """One token at a time, before and after it learnt the task."""
     from stridelm.bench.frontier import wilson
     from stridelm.bench.mask_rollout import MaskRollout
-    from stridelm.bench.task import problems
+    from stridelm.bench.suites.task import problems
     from stridelm.settings import NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
 
     tested = problems(2, runs.sizes.problems, "test")
@@ -192,7 +192,7 @@ def mastery(runs: Runs) -> None:
 
 def rollouts(runs: Runs) -> None:
     """The tuned model's own answers, for both conversions."""
-    from stridelm.model.load import load_checkpoint
+    from stridelm.backends.torch.checkpoint import load_checkpoint
     from stridelm.prompts import read_prompts
     from stridelm.settings import LoadSettings
     from stridelm.train.rollouts import RolloutStore
@@ -243,7 +243,7 @@ def frontier(runs: Runs, conversion: str) -> None:
     """All points of a conversion; those that are there already are not measured again."""
     from stridelm.bench.frontier import FrontierSettings, points
     from stridelm.bench.mask_rollout import MaskRollout
-    from stridelm.bench.task import problems
+    from stridelm.bench.suites.task import problems
     from stridelm.settings import LoadSettings
 
     name, sizes = f"frontier-{conversion}", runs.sizes

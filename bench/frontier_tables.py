@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stridelm.bench.plot_style import as_png
-from stridelm.bench.plots import pictures
+from stridelm.bench.page.plot_style import as_png
+from stridelm.bench.page.plots import pictures
 from stridelm.bench.records import Report
 from stridelm.settings import PLAIN
 

@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from gpu_steps import gpu_forward, graphed_often, step_rows
 from gpu_subject import Subject, as_torch_comes
 from gpu_timing import at_most, interleaved, ratios, summary
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.gpu.layout import Shape
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.layout import Shape
 from stridelm.types import Rows
 
 Figures = dict[str, Any]

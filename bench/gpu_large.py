@@ -17,8 +17,8 @@ from gpu_subject import Subject
 from gpu_timing import rounded
 from scale_steps import Acceptance
 from step_cost_h200 import Shape
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.gpu.weights import BEYOND, Drafting, Layer, Product, Weights
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.weights import BEYOND, Drafting, Layer, Product, Weights
 
 Figures = dict[str, Any]
 ACCEPTANCE = Path(__file__).parent / "results" / "acceptance.json"

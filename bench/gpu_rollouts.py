@@ -8,7 +8,7 @@ import torch
 
 from gpu_subject import Subject, as_torch_comes
 from gpu_timing import ratios, summary
-from stridelm.engine.rollout import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 
 Figures = dict[str, Any]
 OURS = "ours"

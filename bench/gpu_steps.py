@@ -9,13 +9,13 @@ from transformers import StaticCache
 
 from gpu_subject import Subject, as_torch_comes
 from gpu_timing import WARM_UP, Timed, at_most, interleaved, ratios, summary
+from stridelm.backends.common.cuda_graph import Graphed
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.layers import Scores
+from stridelm.backends.gpu.layout import Shape
+from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.contracts import Continuation
 from stridelm.layout import lay_out, make_block
-from stridelm.model.cuda_graph import Graphed
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.gpu.layers import Scores
-from stridelm.model.gpu.layout import Shape
-from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.params import InputError
 from stridelm.types import ROOT, DraftTree, Rows
 

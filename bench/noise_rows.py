@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from plain import machine
-from stridelm.model.adapter import MASK_EMBEDDING, load_adapter, save_adapter
-from stridelm.model.builtin import builtin_adapter
-from stridelm.model.load import load_checkpoint
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.models.adapter import MASK_EMBEDDING, load_adapter, save_adapter
+from stridelm.models.builtin import builtin_adapter
 from stridelm.settings import DEFAULT_MODEL, LoadSettings
 
 PROMPTS = Path(__file__).parent / "prompts" / "gsm8k_heldout.jsonl"

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stridelm import LoadSettings, SamplingParams, load
-from stridelm.model.builtin import ensure_builtin
+from stridelm.models.builtin import ensure_builtin
 
 PROMPTS = {
     "general": (

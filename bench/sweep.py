@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from stridelm.model.load import load_checkpoint
+from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.rollouts import RolloutStore

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from stridelm import LoadSettings, load
+from stridelm.backends.common.processor import processor_entry
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
-from stridelm.model.processor import processor_entry
 
 ROWS = (1, 2, 4, 8, 16)
 ACTIVATIONS = ("int16", "int8")

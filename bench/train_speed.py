@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stridelm.model.load import load_checkpoint
+from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.settings import LoadSettings
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings

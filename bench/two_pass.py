@@ -31,14 +31,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from stridelm.model.adapter import MASK_EMBEDDING, Adapter, check_base, load_adapter
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.passes import ChainPass
-from stridelm.model.student import OutputHead, Student, read_texts
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, check_base, load_adapter
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.answers import greedy_answers
+from stridelm.train.students.passes import ChainPass
+from stridelm.train.students.student import OutputHead, Student, read_texts
 
 BENCH = Path(__file__).parent
 

@@ -25,7 +25,7 @@ from typing import Any
 from base_model import BaseModel, Tokens, write_whole
 from stridelm import DecodeSettings, InputError, LanguageModel, LoadSettings, Result, SamplingParams, load
 from stridelm.bench.quality import Share, agreement, repeated_ngrams
-from stridelm.model.kv_cache import BLOCK_SIZE
+from stridelm.cache.kv_cache import BLOCK_SIZE
 from stridelm.profile import changed_fields
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import PLAIN

@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stridelm.model.processor import processor_entry
+from stridelm.backends.common.processor import processor_entry
 from stridelm.prompts import read_prompts
 
 BENCH = Path(__file__).parent

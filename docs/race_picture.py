@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stridelm import LoadSettings, SamplingParams, load
-from stridelm.race import run_race
+from stridelm.cli.race import run_race
 from stridelm.settings import DecodeSettings
 
 with Path("/dev/null").open("w") as nowhere:

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from stridelm import cli
+from stridelm.cli import app as cli
 
 
 @dataclass(frozen=True)

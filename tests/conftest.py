@@ -21,11 +21,11 @@ from native import build as build
 from native import kernels as kernels
 from native import native_cache as native_cache
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.decode.cost import Cost
-from stridelm.model.adapter import load_adapter
-from stridelm.model.builtin import builtin_adapter
-from stridelm.model.gated import TorchGate, attach
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.models.adapter import load_adapter
+from stridelm.models.builtin import builtin_adapter
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter, random_heads, save_assistant, save_tiny
 from training import train as train

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.adapter import Adapter
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.models.adapter import Adapter
 from stridelm.settings import LoadSettings
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer

@@ -12,7 +12,7 @@ import regex
 
 from reference import Allowed
 from stridelm.api import LanguageModel
-from stridelm.serve.grammar import Grammars, Start
+from stridelm.serve.grammars.compile import Grammars, Start
 from stridelm.serve.settings import ServeSettings
 
 VOCABULARY, EOS_ID = 260, 256

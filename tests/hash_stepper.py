@@ -14,10 +14,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from hashing_model import CONTEXT, VOCABULARY, HashForward, TokenMemory, answer, contributions, logits_of
+from stridelm.backends.gpu.stepper import GpuStepper
+from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.contracts import GREEDY, Continuation, Emitted
 from stridelm.decode.autoregressive import Autoregressive
-from stridelm.model.gpu.stepper import GpuStepper
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
 from stridelm.types import Sequence

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from stridelm import arrays
+from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
 from stridelm.contracts import Greed
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
 from stridelm.types import Output, Rows

@@ -8,11 +8,11 @@ pytest.importorskip("triton", reason="there is no Triton here: the dev extra bri
 
 import torch
 
-from stridelm.model.adapter import Adapter
-from stridelm.model.gated import TorchGate
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.gpu.weights import is_supported, stack
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.weights import is_supported, stack
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.gated import TorchGate
+from stridelm.models.adapter import Adapter
 from stridelm.settings import LoadSettings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,14 +7,14 @@ import sys
 import threading
 from pathlib import Path
 
-from stridelm import cli
+from stridelm.cli import app as cli
 from stridelm.train import rollouts
 
 _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod")
 _processes = multiprocessing.get_context("forkserver")
 # What takes long to import is imported once, in a process that starts no threads and touches no GPU.
 _processes.set_forkserver_preload(
-    ["killed", "stridelm.train_command", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"]
+    ["killed", "stridelm.cli.train", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"]
 )
 
 Moment = int | str

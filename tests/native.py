@@ -12,12 +12,12 @@ import torch
 
 import stridelm
 from stridelm.api import LanguageModel
-from stridelm.model.builtin import cache_folder
-from stridelm.model.compiler import CannotCompile, compiled
-from stridelm.model.native import library as library_module
-from stridelm.model.native.forward import NativeForward
-from stridelm.model.native.groups import EIGHT, FOUR, quantised
-from stridelm.model.native.library import FLAGS, LINK_FLAGS, bind, library
+from stridelm.backends.common.compiler import CannotCompile, compiled
+from stridelm.backends.native import library as library_module
+from stridelm.backends.native.forward import NativeForward
+from stridelm.backends.native.groups import EIGHT, FOUR, quantised
+from stridelm.backends.native.library import FLAGS, LINK_FLAGS, SOURCE, bind, library
+from stridelm.models.builtin import cache_folder
 from stridelm.settings import LoadSettings
 from tiny import plain_network
 
@@ -65,7 +65,7 @@ def build(request: pytest.FixtureRequest, native_cache: Path) -> Iterator[str]: 
 def kernels(request: pytest.FixtureRequest) -> Any:
     """The C interface of either build."""
     skip_without_kernels()
-    return bind(compiled("forward.cpp", BUILDS[request.param], LINK_FLAGS))
+    return bind(compiled(SOURCE, BUILDS[request.param], LINK_FLAGS))
 
 
 @contextmanager

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from stridelm import arrays
+from stridelm.cache.kv_cache import KVCache, Table
 from stridelm.contracts import Forward, Gate, Greed, Heads
-from stridelm.model.kv_cache import KVCache, Table
-from stridelm.model.target import Draft, Parts
+from stridelm.models.target import Draft, Parts
 from stridelm.types import Output, Rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stridelm.model.adapter import Adapter
+from stridelm.models.adapter import Adapter
 from stridelm.params import SamplingParams
 
 Allowed = Callable[[list[int]], np.ndarray]

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from hash_stepper import Device, SteppingForward
 from hashing_model import CONTEXT, END, VOCABULARY, HashGate, letters
 from stridelm.api import LanguageModel
-from stridelm.model.kv_cache import BLOCK_SIZE, blocks_for
-from stridelm.model.target import Parts, Target
+from stridelm.cache.kv_cache import BLOCK_SIZE, blocks_for
+from stridelm.models.target import Parts, Target
 from stridelm.settings import LoadSettings
 
 PROMPT = "o r l l i v g d f f"

@@ -17,13 +17,13 @@ from counting import Conversion, answered, counting_prompts
 from every_node import self_at_every_node
 from stridelm import LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
-from stridelm.engine.rollout import Prompt
-from stridelm.model.adapter import save_adapter
-from stridelm.model.gated import TorchGate, attach
-from stridelm.model.load import Checkpoint
-from stridelm.model.student import Student
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.gated import TorchGate, attach
+from stridelm.models.adapter import save_adapter
 from stridelm.train.acceptance import MaskReader, Measure, Tally, Walk, total
+from stridelm.train.rollout_engine import Prompt
 from stridelm.train.rollouts import Text
+from stridelm.train.students.student import Student
 from stridelm.train.trainer import Trainer
 from tiny import FAMILIES, load_tiny, random_adapter
 

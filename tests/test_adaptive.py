@@ -17,10 +17,10 @@ from reference import NEAR_TIE, decide, mask_row_outputs, reference, softmax
 from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.decode.adaptive import Adaptive
 from stridelm.draft.block import read_chain
-from stridelm.model.adapter import save_adapter
-from stridelm.model.gated import TorchGate, attach
+from stridelm.models.adapter import save_adapter
 from stridelm.settings import LARGEST_K
 from stridelm.types import Sequence, Stride
 from tiny import load_tiny, plain_network, random_adapter

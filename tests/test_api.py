@@ -13,8 +13,8 @@ import stridelm
 from assembly import assembled, checkpoint_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.engine import scheduler
-from stridelm.model.load import Checkpoint
 from stridelm.settings import DecodeSettings
 
 SHORT = SamplingParams(max_tokens=12)

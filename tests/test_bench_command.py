@@ -11,7 +11,7 @@ import pytest
 from command_line import Call
 from quick_tables import RESULT, quick_table
 from stridelm.bench.records import read_report
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from tiny import load_tiny, random_adapter, save_tiny
 
 ARGUMENTS = ("--suite", "structured", "--suite", "voice", "--limit", "1", "--max-tokens", "8", "--rounds", "1")

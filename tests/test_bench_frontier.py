@@ -13,11 +13,11 @@ from stridelm.bench.adaptation import adaptation
 from stridelm.bench.answering import Answered, EngineAnswering
 from stridelm.bench.frontier import PUBLISHED, FrontierSettings, frontier, joined, paired_change, points, wilson
 from stridelm.bench.mask_rollout import MaskRollout
-from stridelm.bench.task import Problem, problems
-from stridelm.model.adapter import save_adapter
-from stridelm.model.encode import encode_prompt
-from stridelm.model.mask_token import MASKS_KEY
-from stridelm.model.preview import MASK_KEY
+from stridelm.bench.suites.task import Problem, problems
+from stridelm.models.adapter import save_adapter
+from stridelm.models.encode import encode_prompt
+from stridelm.models.mask_token import MASKS_KEY
+from stridelm.models.preview import MASK_KEY
 from stridelm.prompts import PromptLine
 from stridelm.settings import NO_ADAPTER, PLAIN
 from stridelm.train.acceptance import MaskReader, Measure, total

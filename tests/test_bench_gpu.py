@@ -34,14 +34,14 @@ from hashing_model import CONTEXT, END, letters
 from interpreted import DEVICE
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
+from stridelm.backends.gpu.weights import stack
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.backends.torch.gated import TorchGate
+from stridelm.backends.torch.load import parts_of
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.engine.engine import Engine
 from stridelm.layout import lay_out, lineage, make_block
-from stridelm.model.gated import TorchGate
-from stridelm.model.gpu.weights import stack
-from stridelm.model.load import load_checkpoint
-from stridelm.model.torch_backend import parts_of
 from stridelm.params import SamplingParams
 from stridelm.settings import PLAIN, LoadSettings
 from stridelm.types import ROOT, DraftTree, Sequence
@@ -61,7 +61,7 @@ CHAIN = ((3, 4), (3, 1), (0, 1), (3, 2))
 @pytest.fixture
 def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Subject:
     """A tiny Llama with a random adapter on the GPU backend."""
-    monkeypatch.setattr("stridelm.model.step_seconds._TRIALS", 1)
+    monkeypatch.setattr("stridelm.backends.common.step_seconds._TRIALS", 1)
     monkeypatch.setattr("gpu_steps._IN_A_GRAPH", 1)
     folder = tiny_folder("llama", num_hidden_layers=1)
     adapter = random_adapter(load_tiny(folder), masks=2)

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from conftest import TinyFolder
 from stridelm.bench import lm_eval as ours
 from stridelm.bench.lm_eval import StrideLM
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
 from tiny import CONTEXT, load_tiny, plain_network, random_adapter
 

@@ -15,10 +15,10 @@ from rich.console import Console, RenderableType
 from bench_reports import EXACT, HOSTILE, LOOPING, LOSSY, PLAIN, SERVER, made_figures, made_report
 from stridelm.bench.compare import WITHIN, changes, compare, warnings
 from stridelm.bench.figures import Figures, Spread
-from stridelm.bench.page import FILE, page, write_page
-from stridelm.bench.page_parts import parted, said
-from stridelm.bench.plot_style import as_svg
-from stridelm.bench.plots import NAMES, phases, pictures, speed_up
+from stridelm.bench.page.page import FILE, page, write_page
+from stridelm.bench.page.parts import parted, said
+from stridelm.bench.page.plot_style import as_svg
+from stridelm.bench.page.plots import NAMES, phases, pictures, speed_up
 from stridelm.bench.records import Report
 from stridelm.bench.table import table
 from stridelm.bench.wording import COLUMNS, text_verdict

@@ -11,6 +11,8 @@ from assembly import assembled
 from fake_openai import FakeOpenAI, breaks_after, event, fake_openai, piece, sends_json, streams
 from real_server import NAME, serve_in_thread
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.draft_layers import DraftConfig, first_layers, save_draft
 from stridelm.bench.records import PHASES, Answer, Question
 from stridelm.bench.subjects import Absent
 from stridelm.bench.subjects.hugging_face import HuggingFace, Strides, by_depth_of_chains, hugging_face
@@ -21,8 +23,6 @@ from stridelm.chat.openai_stream import ServerError
 from stridelm.contracts import Forward
 from stridelm.decode import autoregressive
 from stridelm.layout import make_block
-from stridelm.model.draft_layers import DraftConfig, first_layers, save_draft
-from stridelm.model.load import Checkpoint
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DECODERS, PLAIN, DecodeSettings, LoadSettings
 from stridelm.types import DraftTree, Trace

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stridelm import InputError
-from stridelm.bench.agent import STEPS, AgentTask, Call, execute, is_right, parse_call
-from stridelm.bench.checkers import contains, find_json, numbers, same
-from stridelm.bench.long_prompts import LONG_SIZES, long_questions
 from stridelm.bench.records import Answer, Quality, Question, Record
 from stridelm.bench.scenarios import agent_figures, first_words, reasoning_tokens, voice_figures
-from stridelm.bench.suites import SUITES, own_questions, questions
+from stridelm.bench.suites.agent import STEPS, AgentTask, Call, execute, is_right, parse_call
+from stridelm.bench.suites.checkers import contains, find_json, numbers, same
+from stridelm.bench.suites.long_prompts import LONG_SIZES, long_questions
+from stridelm.bench.suites.table import SUITES, own_questions, questions
 
 FIXED = [name for name, suite in SUITES.items() if suite.is_fixed]
 CHECKED = [question.checker for name in FIXED for question in questions(name) if question.checker]

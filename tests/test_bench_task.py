@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stridelm.bench.task import Problem, problems, write_jsonl
+from stridelm.bench.suites.task import Problem, problems, write_jsonl
 from stridelm.bench.tickets import ticket_prompts, write_prompts
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import AddedToken, Regex, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from stridelm.model.tokenizer import Tokenizer
-from stridelm.serve.bounds import parse
+from stridelm.models.tokenizer import Tokenizer
 from stridelm.serve.errors import ApiError
+from stridelm.serve.http.bounds import parse
 from stridelm.serve.text_bound import TextBound
 from tokenizer_folders import KINDS
 

@@ -22,10 +22,10 @@ import torch
 from gguf import GGMLQuantizationType as Stored
 from safetensors.torch import save_file
 
-from stridelm.model import builtin, store
-from stridelm.model.inventory import StoredModel, stored_models
-from stridelm.model.load import load_checkpoint
-from stridelm.model.store import read_weights, save_folder, weight_files
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.models import builtin, store
+from stridelm.models.inventory import StoredModel, stored_models
+from stridelm.models.store import read_weights, save_folder, weight_files
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 from test_gguf import content_of, logits_of, tiny_network

@@ -17,9 +17,9 @@ from stridelm.api import LanguageModel
 from stridelm.chat.conversation import Conversation
 from stridelm.chat.screen import stride_bars, stride_picture
 from stridelm.chat.speaker import Report, total
-from stridelm.chat_command import COMMANDS
+from stridelm.cli.chat import COMMANDS
 from stridelm.engine.engine import Engine
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from stridelm.params import SamplingParams
 from tiny import CONTEXT, load_tiny, random_adapter
 

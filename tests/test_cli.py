@@ -20,14 +20,16 @@ import typer
 
 import stridelm
 from command_line import Call, Run, assert_refused
-from stridelm import cli, cli_endings, generate_command
 from stridelm.api import LanguageModel
-from stridelm.cli_options import field_docs
+from stridelm.cli import app as cli
+from stridelm.cli import endings as cli_endings
+from stridelm.cli import generate as generate_command
+from stridelm.cli.options import field_docs
+from stridelm.cli.race import _first_difference
 from stridelm.engine.detokenize import TextStream
-from stridelm.model.adapter import save_adapter
-from stridelm.model.builtin import FOLDER
+from stridelm.models.adapter import save_adapter
+from stridelm.models.builtin import FOLDER
 from stridelm.params import SamplingParams
-from stridelm.race import _first_difference
 from stridelm.settings import DECODERS, LoadSettings
 from stridelm.train.settings import PlaceSettings, TrainSettings
 from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
@@ -95,7 +97,7 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
     program = f"""
 import sys
 sys.argv = ["stridelm", *{arguments!r}]
-from stridelm.cli import main
+from stridelm.cli.app import main
 try:
     main()
 finally:
@@ -524,8 +526,8 @@ BAD_DECODING: dict[str, tuple[str, ...]] = {
 def test_bad_decoding_is_refused_before_anything_is_loaded(
     arguments: str, generate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.model.converted.load_checkpoint", raising(AssertionError("loaded")))
-    monkeypatch.setattr("stridelm.model.torch_backend.load_adapter", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.backends.torch.converted.load_checkpoint", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.backends.torch.load.load_adapter", raising(AssertionError("loaded")))
     assert_refused(generate(*arguments.split(), "x"), *BAD_DECODING[arguments])
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from assembly import assembled
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.gated import TorchGate
 from stridelm.decode import cost as cost_module
 from stridelm.decode.cost import Cost, load_or_measure, measure
-from stridelm.model.gated import TorchGate
-from stridelm.model.load import Checkpoint
 from stridelm.settings import LoadSettings
 
 Converted = Callable[..., tuple[Checkpoint, TorchGate]]

@@ -9,11 +9,11 @@ import torch
 
 import stridelm
 from stridelm import DecodeSettings, LoadSettings, SamplingParams
+from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.decode.cost import measure
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.adapter import save_adapter
-from stridelm.model.load import load_checkpoint
+from stridelm.models.adapter import save_adapter
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer

@@ -28,8 +28,8 @@ from transformers import (
 import stridelm
 from command_line import Call
 from counting import END, FIRST, Conversion
-from stridelm.interop.custom_generate import generate as script
-from stridelm.model.adapter import Adapter, save_adapter
+from stridelm.export.custom_generate import generate as script
+from stridelm.models.adapter import Adapter, save_adapter
 from stridelm.params import SamplingParams
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter, save_tiny

@@ -16,8 +16,9 @@ from assembly import assembled
 from command_line import Call, assert_refused
 from reference import NEAR_TIE, first_departure, replay
 from stridelm.api import LanguageModel
-from stridelm.model import builtin, draft_source
-from stridelm.model.draft_layers import (
+from stridelm.backends.torch import draft_source
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.draft_layers import (
     DRAFT,
     DraftConfig,
     first_layers,
@@ -27,9 +28,9 @@ from stridelm.model.draft_layers import (
     own_tensors,
     save_draft,
 )
-from stridelm.model.gated import attach
-from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear
-from stridelm.model.load import Checkpoint
+from stridelm.backends.torch.gated import attach
+from stridelm.backends.torch.linear import PackedLinear, PanelLinear, TransposedLinear
+from stridelm.models import builtin
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from test_gguf import logits_of as engine_logits
@@ -182,7 +183,7 @@ def test_every_form_of_target_takes_a_draft_and_an_adapter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The draft model may come before the adapter or, as the built-in one's does, after it."""
-    monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: storage)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.best_storage", lambda device, dtype: storage)
     target = load_tiny(tiny_folder(family))
     draft = None if attach_first else load_draft(draft_folder(family, 2), target)
     gate = attach(target.network, random_adapter(target))

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from assembly import assembled
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.draft_model import ModelDrafter, draw_and_confidence
 from stridelm.draft.ngram import NgramDrafter, longest_match
-from stridelm.model.load import Checkpoint
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw, gumbel_of, keep_likely
 from stridelm.settings import DecodeSettings, LoadSettings

@@ -20,12 +20,12 @@ from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stepping import step_of
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.gated import TorchGate
 from stridelm.contracts import Grammar, Policy
 from stridelm.decode.speculative import Speculative
-from stridelm.model.builtin import ensure_builtin
-from stridelm.model.gated import TorchGate
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.store import save_folder
+from stridelm.models.builtin import ensure_builtin
+from stridelm.models.store import save_folder
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import stridelm
 from command_line import Call, assert_refused
-from stridelm.interop.hf_folder import made_whole
-from stridelm.model import builtin
-from stridelm.model.adapter import MASK_EMBEDDING, load_adapter, save_adapter
-from stridelm.model.draft_layers import DraftConfig, first_layers, load_layers, save_draft
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.ungated import merge
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.draft_layers import DraftConfig, first_layers, load_layers, save_draft
+from stridelm.export.hf_folder import made_whole
+from stridelm.models import builtin
+from stridelm.models.adapter import MASK_EMBEDDING, load_adapter, save_adapter
+from stridelm.models.ungated import merge
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import LoadSettings
 from tiny import CONTEXT, load_tiny, random_adapter, save_tiny
@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_not_said_to_be_unwritable(
     def fail(_draft: Path, _base: Checkpoint) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "draft.safetensors")
 
-    monkeypatch.setattr("stridelm.export_command.load_layers", fail)
+    monkeypatch.setattr("stridelm.cli.export.load_layers", fail)
     refused = export(call, tiny_folder(), draft, tmp_path / "out")
     assert_refused(refused, "draft.safetensors: Permission denied")
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from command_line import Call, assert_refused
-from stridelm import export_command
-from stridelm.model.adapter import save_adapter
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.ungated import merge
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.cli import export as export_command
+from stridelm.models.adapter import save_adapter
+from stridelm.models.ungated import merge
 from stridelm.settings import LoadSettings
 from test_gguf_file import kinds_of, network_of, tokenizer_of
 from tiny import random_adapter

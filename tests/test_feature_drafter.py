@@ -14,6 +14,12 @@ from transformers import DynamicCache
 
 from reference import NEAR_TIE, first_departure, reference
 from stepping import step_of
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import TorchGate
+from stridelm.backends.torch.llama_layer import has_llama_layers
+from stridelm.backends.torch.memory import TorchMemory
+from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache
 from stridelm.contracts import Drafter, Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
@@ -21,12 +27,6 @@ from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.mask import MaskDrafter
 from stridelm.engine.engine import Engine
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import TorchGate
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache
-from stridelm.model.kv_memory import TorchMemory
-from stridelm.model.llama_layer import has_llama_layers
-from stridelm.model.load import Checkpoint
 from stridelm.params import SamplingParams
 from stridelm.types import NO_DRAFT, ROOT, Block, Commit, DraftTree, Output, Sequence
 from tiny import plain_network

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from stridelm.model import few_rows
-from stridelm.model.few_rows import LowRankSum, PanelProduct, library
-from stridelm.model.linear import PanelLinear, best_storage
+from stridelm.backends.torch import few_rows
+from stridelm.backends.torch.few_rows import LowRankSum, PanelProduct, library
+from stridelm.backends.torch.linear import PanelLinear, best_storage
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or not an x86 processor with AVX2")
 
@@ -77,7 +77,7 @@ def test_without_a_compiler_torch_serves_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("stridelm.model.compiler.shutil.which", lambda name: None)
+    monkeypatch.setattr("stridelm.backends.common.compiler.shutil.which", lambda name: None)
     assert best_storage(torch.device("cpu"), torch.float32) is not PanelLinear
     assert "no C++ compiler" in caplog.text
 
@@ -99,7 +99,7 @@ def test_what_was_compiled_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert library() is not None
     (made,) = tmp_path.rglob("*.so")
     few_rows.library.cache_clear()
-    monkeypatch.setattr("stridelm.model.compiler._run", lambda *command: pytest.fail("compiled again"))
+    monkeypatch.setattr("stridelm.backends.common.compiler._run", lambda *command: pytest.fail("compiled again"))
     assert library() is not None
     assert list(made.parent.iterdir()) == [made]
 

@@ -17,8 +17,9 @@ import sys
 from pathlib import Path
 from stridelm import files
 files.write_json(Path({str(tmp_path / "written")!r}), [1])
-from stridelm import frontier_picture
-from stridelm.bench import page, records
+from stridelm.bench.page import frontier_picture
+from stridelm.bench.page.page import page
+from stridelm.bench import records
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -18,13 +18,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from stridelm.backends.torch.attention import UnsupportedModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
+from stridelm.backends.torch.llama_layer import LlamaLayer, fuse_layers
+from stridelm.backends.torch.support import check_config, check_logits, own_logits
 from stridelm.layout import lay_out, make_block
-from stridelm.model.attention import UnsupportedModel
-from stridelm.model.forward import TorchForward
-from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
-from stridelm.model.llama_layer import LlamaLayer, fuse_layers
-from stridelm.model.load import Checkpoint
-from stridelm.model.support import check_config, check_logits, own_logits
 from stridelm.types import ROOT, DraftTree
 from tiny import FAMILIES, byte_tokenizer, load_tiny
 

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 import stridelm
 from reference import mask_row_outputs
 from stridelm import InputError, LoadSettings
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import TorchGate, attach
+from stridelm.backends.torch.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
+from stridelm.backends.torch.llama_layer import fuse_layers
 from stridelm.layout import lay_out, make_block
-from stridelm.model.adapter import CONFIG, MASK_EMBEDDING, Adapter, check_base, load_adapter, save_adapter
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import TorchGate, attach
-from stridelm.model.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
-from stridelm.model.llama_layer import fuse_layers
-from stridelm.model.load import Checkpoint
+from stridelm.models.adapter import CONFIG, MASK_EMBEDDING, Adapter, check_base, load_adapter, save_adapter
 from stridelm.types import ROOT, DraftTree, Output
 from tiny import FAMILIES, load_tiny, plain_network, random_adapter
 
@@ -173,7 +173,7 @@ def test_a_layer_of_another_size_is_refused(family: str, tiny: Callable[..., Che
 
 
 def test_round_trip(tmp_path: Path, tiny: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stridelm.model.parts.SHARD_BYTES", 2000)
+    monkeypatch.setattr("stridelm.models.parts.SHARD_BYTES", 2000)
     adapter = random_adapter(tiny("llama"))
     save_adapter(tmp_path, adapter)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

@@ -16,10 +16,10 @@ from gguf import GGMLQuantizationType as Stored
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from stridelm.interop.gguf_file import add_field
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.export.gguf_file import add_field
 from stridelm.layout import lay_out, make_block
-from stridelm.model.forward import TorchForward
-from stridelm.model.load import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 from tiny import CONTEXT, EOS, FAMILIES

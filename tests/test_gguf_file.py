@@ -13,10 +13,10 @@ from gguf import GGMLQuantizationType as Stored
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from stridelm.interop.gguf_file import write_gguf
-from stridelm.model import builtin
-from stridelm.model.gguf import read_gguf
-from stridelm.model.gguf_tokenizer import pre_tokenizers_by_name
+from stridelm.export.gguf_file import write_gguf
+from stridelm.models import builtin
+from stridelm.models.gguf import read_gguf
+from stridelm.models.gguf_tokenizer import pre_tokenizers_by_name
 from stridelm.params import InputError
 from test_gguf import MODELS, assert_same_logits, load, tiny_network
 from tiny import FAMILIES

@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from stridelm.model.builtin import ensure_builtin
-from stridelm.model.gguf_tokenizer import tokenizer_from_gguf
+from stridelm.models.builtin import ensure_builtin
+from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
 from stridelm.params import InputError
 
 DATA = Path(__file__).parent / "data"

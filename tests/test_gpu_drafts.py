@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 from interpreted import DEVICE, load_gpu
-from stridelm.model.gpu import growth
-from stridelm.model.gpu.growth import CANDIDATES, Growth
-from stridelm.model.gpu.layers import VOCABULARY_TILE, Layers, Scores
-from stridelm.model.gpu.layout import template_layout
-from stridelm.model.gpu.sample import Drawing
-from stridelm.model.gpu.template import Template
-from stridelm.model.gpu.weights import Drafting
-from stridelm.model.sequential_head import SequentialHead
+from stridelm.backends.gpu import growth
+from stridelm.backends.gpu.growth import CANDIDATES, Growth
+from stridelm.backends.gpu.layers import VOCABULARY_TILE, Layers, Scores
+from stridelm.backends.gpu.layout import template_layout
+from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.template import Template
+from stridelm.backends.gpu.weights import Drafting
+from stridelm.models.sequential_head import SequentialHead
 from stridelm.types import ROOT
 from tiny import load_tiny, random_adapter
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interpreted import DEVICE, FAMILIES, load_gpu
+from stridelm.backends.gpu import layers
+from stridelm.backends.gpu.layout import chain_of, runs_of, spans_for
+from stridelm.backends.gpu.weights import is_supported
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import attach
 from stridelm.layout import lay_out, lineage, make_block
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import attach
-from stridelm.model.gpu import layers
-from stridelm.model.gpu.layout import chain_of, runs_of, spans_for
-from stridelm.model.gpu.weights import is_supported
-from stridelm.model.load import load_checkpoint
 from stridelm.settings import LoadSettings
 from stridelm.types import ROOT, Block, DraftTree
 from tiny import load_tiny, random_adapter

@@ -10,10 +10,10 @@ import torch
 from interpreted import DEVICE
 from stridelm import LoadSettings, SamplingParams, load
 from stridelm.api import LanguageModel
-from stridelm.model.adapter import save_adapter
-from stridelm.model.forward import TorchForward
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.load import load_checkpoint
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.models.adapter import save_adapter
 from tiny import load_tiny, random_adapter
 
 PARAMS = SamplingParams(max_tokens=6)
@@ -24,9 +24,9 @@ def load_tiny_model(
     tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., LanguageModel]:
     """Kernels run in the interpreter here, which counts as a GPU: transformers' layers stay as they are."""
-    monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: None)
-    monkeypatch.setattr("stridelm.model.gpu.load.has_kernels", lambda device: True)
-    monkeypatch.setattr("stridelm.model.step_seconds._TRIALS", 1)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.best_storage", lambda device, dtype: None)
+    monkeypatch.setattr("stridelm.backends.gpu.load.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.common.step_seconds._TRIALS", 1)
 
     def get(family: str, masks: int = 0) -> LanguageModel:
         folder = tiny_folder(family, num_hidden_layers=1)
@@ -52,7 +52,7 @@ def test_what_passes_the_trial_runs_there(
 def test_what_fails_the_trial_is_left_to_torch(
     load_tiny_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stridelm.model.gpu.load.distance", lambda expected, actual: 1.0)
+    monkeypatch.setattr("stridelm.backends.gpu.load.distance", lambda expected, actual: 1.0)
     with caplog.at_level(logging.WARNING):
         model = load_tiny_model("llama")
     assert isinstance(model.engine.forward, TorchForward)
@@ -65,8 +65,8 @@ def test_halves_are_taken_where_they_are_exact(
 ) -> None:
     folder, settings = str(tiny_folder(family)), LoadSettings(device="cpu")
     assert load_checkpoint(folder, settings).network.dtype == torch.float32
-    monkeypatch.setattr("stridelm.model.load.best_storage", lambda device, dtype: None)
-    monkeypatch.setattr("stridelm.model.load.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.best_storage", lambda device, dtype: None)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.has_kernels", lambda device: True)
     assert load_checkpoint(folder, settings).network.dtype == dtype
     assert load_checkpoint(folder, settings, trainable=True).network.dtype == torch.float32
 
@@ -75,8 +75,8 @@ def test_halves_that_would_not_be_exact_are_left(
     load_tiny_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken for the kernels' sake; when these fail, torch runs the model in float32."""
-    monkeypatch.setattr("stridelm.model.load.has_kernels", lambda device: True)
-    monkeypatch.setattr("stridelm.model.gpu.load.distance", lambda expected, actual: 1.0)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.gpu.load.distance", lambda expected, actual: 1.0)
     model = load_tiny_model("llama")
     assert isinstance(model.engine.forward, TorchForward)
     assert model.generate("abc", PARAMS).exact and "float32" in model.generate("abc", PARAMS).exact_to

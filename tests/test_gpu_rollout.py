@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from interpreted import DEVICE
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.gpu.weights import stack
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.backends.gpu.weights import stack
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer

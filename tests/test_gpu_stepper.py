@@ -15,6 +15,13 @@ from interpreted import DEVICE, load_gpu
 from reference import NEAR_TIE, first_departure, reference
 from stridelm import sampling
 from stridelm.arrays import signed
+from stridelm.backends.gpu import growth
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.layers import TAIL, VOCABULARY_TILE, Scores
+from stridelm.backends.gpu.sample import Drawing, Kind, gumbel, key_at
+from stridelm.backends.gpu.stepper import GpuStepper
+from stridelm.backends.gpu.template import Template
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Continuation
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft import grow
@@ -22,13 +29,6 @@ from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.engine.engine import Engine
 from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.layout import lay_out, make_block
-from stridelm.model.gpu import growth
-from stridelm.model.gpu.forward import GpuForward
-from stridelm.model.gpu.layers import TAIL, VOCABULARY_TILE, Scores
-from stridelm.model.gpu.sample import Drawing, Kind, gumbel, key_at
-from stridelm.model.gpu.stepper import GpuStepper
-from stridelm.model.gpu.template import Template
-from stridelm.model.kv_cache import Table
 from stridelm.params import SamplingParams
 from stridelm.types import ROOT, Sequence, Stride
 from tiny import byte_tokenizer, load_tiny, plain_network, random_adapter

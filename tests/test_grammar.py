@@ -14,10 +14,10 @@ from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, bytes_of, compiled, is_per
 from reference import reference
 from stepping import step_of
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.gated import TorchGate
 from stridelm.contracts import Grammar
 from stridelm.decode.speculative import Speculative
-from stridelm.model.gated import TorchGate
-from stridelm.model.load import Checkpoint
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DECODERS as ALL_DECODERS
 from stridelm.settings import DecodeSettings, LoadSettings

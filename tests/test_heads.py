@@ -19,20 +19,20 @@ from reference import reference
 from stepping import step_of
 from stridelm import DecodeSettings, InputError, LoadSettings
 from stridelm.api import LanguageModel
+from stridelm.backends.common.scorer import Scorer
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.heads import HEADS, HeadsConfig, TorchHeads, load_heads, save_heads
+from stridelm.backends.torch.llama_layer import has_llama_layers
+from stridelm.cli.tune import candidates
 from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.heads import HeadsDrafter
 from stridelm.layout import lay_out, make_block
-from stridelm.model.adapter import save_adapter
-from stridelm.model.builtin import builtin_heads
-from stridelm.model.forward import TorchForward
-from stridelm.model.heads import HEADS, HeadsConfig, TorchHeads, load_heads, save_heads
-from stridelm.model.llama_layer import has_llama_layers
-from stridelm.model.load import Checkpoint
-from stridelm.model.scorer import Scorer
+from stridelm.models.adapter import save_adapter
+from stridelm.models.builtin import builtin_heads
 from stridelm.params import SamplingParams
 from stridelm.sampling import perturbed_scores
-from stridelm.tune_command import candidates
 from stridelm.types import NO_DRAFT, ROOT, DraftTree, Output, Sequence
 from tiny import FAMILIES, heads_config, load_tiny, plain_network, random_adapter, random_heads, save_tiny
 
@@ -384,10 +384,10 @@ def test_the_built_in_models_heads_are_loaded_when_they_are_asked_for_by_name(
     cycle: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_heads(tmp_path, heads_config(cycle, counting_heads(2)), counting_heads(2))
-    monkeypatch.setattr("stridelm.model.builtin.builtin_heads", lambda: tmp_path)
+    monkeypatch.setattr("stridelm.models.builtin.builtin_heads", lambda: tmp_path)
     loaded: list[Path] = []
     monkeypatch.setattr(
-        "stridelm.model.torch_backend.load_heads", lambda folder: loaded.append(folder) or load_heads(folder)
+        "stridelm.backends.torch.load.load_heads", lambda folder: loaded.append(folder) or load_heads(folder)
     )
     model = assembled(replace(cycle, name="smollm2"), None, LoadSettings(cache_tokens=1024))
     for decoder in ("auto", "ensemble"):
@@ -464,8 +464,8 @@ def test_no_heads_are_told_before_anything_is_loaded(call: Call, monkeypatch: py
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("stridelm.model.converted.load_checkpoint", fail)
-    monkeypatch.setattr("stridelm.model.builtin.builtin_heads", lambda: None)
+    monkeypatch.setattr("stridelm.backends.torch.converted.load_checkpoint", fail)
+    monkeypatch.setattr("stridelm.models.builtin.builtin_heads", lambda: None)
     assert_refused(call("generate", "--decoder", "heads", "x"), "needs prediction heads", "--heads")
 
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from real_server import NAME, ThreadServer, serve_in_thread, until
 from stridelm.api import LanguageModel
-from stridelm.serve.chat_schema import ChatRequest
+from stridelm.serve.schemas.chat import ChatRequest
+from stridelm.serve.schemas.text import CompletionRequest
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.text_schema import CompletionRequest
 from stridelm.settings import DECODERS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

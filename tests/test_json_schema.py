@@ -9,8 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 from grammars import compiled
 from stridelm.api import LanguageModel
 from stridelm.serve.errors import ApiError
-from stridelm.serve.grammar import SPACING
-from stridelm.serve.json_schema import meant
+from stridelm.serve.grammars.compile import SPACING
+from stridelm.serve.grammars.json_schema import meant
 
 INTEGER = {"type": "integer"}
 BASE: dict[str, Any] = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}

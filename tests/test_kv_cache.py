@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, KVCache, Table, blocks_for
-from stridelm.model.kv_memory import TorchMemory
+from stridelm.backends.torch.memory import TorchMemory
+from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, KVCache, Table, blocks_for
 
 HEADS, SIZE, LAYERS = 2, 3, 2
 

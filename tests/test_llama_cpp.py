@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 import llama_serving
 from command_line import Call
 from llama_serving import chat, complete, serving
-from stridelm.interop.gguf_file import write_gguf
-from stridelm.model.full_student import FullStudent, save_full
+from stridelm.export.gguf_file import write_gguf
 from stridelm.params import InputError
+from stridelm.train.students.full_student import FullStudent, save_full
 from test_gguf_file import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
 
 pytestmark = pytest.mark.slow

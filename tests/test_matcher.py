@@ -15,12 +15,12 @@ from llguidance import LLMatcher, LLParserLimits
 from assembly import assembled
 from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, VOCABULARY, compiled, naive
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.contracts import Grammar
-from stridelm.model.load import Checkpoint
-from stridelm.serve import grammar as serve_grammar
 from stridelm.serve.errors import ApiError
-from stridelm.serve.grammar import Grammars, Start
-from stridelm.serve.matcher import Compiled, Matcher, Vocabulary
+from stridelm.serve.grammars import compile as serve_grammar
+from stridelm.serve.grammars.compile import Grammars, Start
+from stridelm.serve.grammars.matcher import Compiled, Matcher, Vocabulary
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import LoadSettings
 

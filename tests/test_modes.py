@@ -15,14 +15,14 @@ from command_line import Call, assert_refused
 from killed import NEVER, train_until
 from reference import NEAR_TIE, reference
 from stridelm import LoadSettings, SamplingParams
-from stridelm.model.adapter import load_adapter
-from stridelm.model.draft_layers import load_layers
-from stridelm.model.full_student import FullStudent
-from stridelm.model.heads import load_heads
-from stridelm.model.load import load_checkpoint
-from stridelm.model.mask_token import MASKS_KEY
-from stridelm.model.preview import MASK_KEY
-from stridelm.model.store import read_weights
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.backends.torch.draft_layers import load_layers
+from stridelm.backends.torch.heads import load_heads
+from stridelm.models.adapter import load_adapter
+from stridelm.models.mask_token import MASKS_KEY
+from stridelm.models.preview import MASK_KEY
+from stridelm.models.store import read_weights
+from stridelm.train.students.full_student import FullStudent
 from tiny import plain_network
 from training import QUESTIONS, metrics, options, write_answers, write_questions
 

@@ -12,10 +12,10 @@ import pytest
 import stridelm
 from native import forward_of, load_native, skip_without_kernels
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.heads import save_heads
 from stridelm.contracts import Policy
 from stridelm.layout import lay_out, make_block
-from stridelm.model.adapter import save_adapter
-from stridelm.model.heads import save_heads
+from stridelm.models.adapter import save_adapter
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from test_exactness import BUILTIN_PROMPTS, EXACT, PROMPTS, VARIED_PROMPTS, answers

@@ -19,12 +19,12 @@ from gguf import GGMLQuantizationType as Stored
 import stridelm
 from native import cache_at, deviation, forward_of, load_native
 from stridelm import InputError, LoadSettings
+from stridelm.backends import load as backends
+from stridelm.backends.native import library as library_module
+from stridelm.backends.native.library import library
+from stridelm.backends.native.load import NativeTarget
+from stridelm.backends.native.packed import ENTRIES, WEIGHTS
 from stridelm.layout import lay_out, make_block
-from stridelm.model import backends
-from stridelm.model.native import library as library_module
-from stridelm.model.native.backend import NativeTarget
-from stridelm.model.native.library import library
-from stridelm.model.native.packed import ENTRIES, WEIGHTS
 from test_gguf import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
 from tiny import save_tiny
 
@@ -229,8 +229,8 @@ def test_two_processes_pack_at_once(tmp_path: Path, native_cache: Path) -> None:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
     """Which backend is asked to load something."""
-    from stridelm.model import torch_backend
-    from stridelm.model.native import backend
+    from stridelm.backends.native import load as backend
+    from stridelm.backends.torch import load as torch_backend
 
     for module, name in ((backend, "native"), (torch_backend, "torch")):
         monkeypatch.setattr(module, "load_parts", lambda model, settings, name=name, **_: name)

@@ -14,10 +14,10 @@ import torch
 
 from native import deviation, forward_of, load_native, rounded_network
 from stridelm.api import LanguageModel
+from stridelm.backends.native.forward import NativeForward
+from stridelm.backends.native.weights import make_weights
+from stridelm.cache.kv_cache import Table
 from stridelm.layout import lay_out, make_block
-from stridelm.model.kv_cache import Table
-from stridelm.model.native.forward import NativeForward
-from stridelm.model.native.weights import make_weights
 from stridelm.types import ROOT, Block, DraftTree, Output
 from tiny import FAMILIES, save_tiny
 
@@ -283,6 +283,6 @@ def test_only_some_rows_are_wanted_or_ask_for_layers(get: Get) -> None:
 
 
 def test_families_are_those_that_are_compared() -> None:
-    from stridelm.model.native.source import FAMILIES as NATIVE
+    from stridelm.backends.native.source import FAMILIES as NATIVE
 
     assert {family for family, _ in SHAPES.values()} == set(NATIVE) <= set(FAMILIES)

@@ -13,17 +13,17 @@ import torch
 
 from native import deviation, forward_of, load_native, rounded, rounded_network
 from reference import mask_row_outputs
+from stridelm.backends.native.forward import NativeForward
+from stridelm.backends.native.gate import NativeGate
+from stridelm.backends.native.groups import FOUR
+from stridelm.backends.native.weights import make_weights
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
-from stridelm.model.adapter import Adapter, save_adapter
-from stridelm.model.forward import TorchForward
-from stridelm.model.gated import TorchGate, attach
-from stridelm.model.native.forward import NativeForward
-from stridelm.model.native.gate import NativeGate
-from stridelm.model.native.groups import FOUR
-from stridelm.model.native.weights import make_weights
+from stridelm.models.adapter import Adapter, save_adapter
 from stridelm.params import SamplingParams
 from stridelm.types import ROOT, DraftTree, Output, Sequence
 from test_native_forward import PREFIXES, save_shape
@@ -57,7 +57,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
 @pytest.fixture
 def get(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> Get:  # noqa: ARG001
     def load(shape: str, *, rank: int = 4, layers: tuple[int, ...] = (0, 1), **settings: Any):
-        from stridelm.model.adapter import load_adapter
+        from stridelm.models.adapter import load_adapter
 
         folder, where = adapted(shape, rank, layers)
         chosen: dict[str, Any] = {"quantize": "q8", **settings}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from native import deviation
-from stridelm.model.native.groups import EIGHT, FOUR, GROUP, Groups, packed, quantised
-from stridelm.model.native.library import Matrix
+from stridelm.backends.native.groups import EIGHT, FOUR, GROUP, Groups, packed, quantised
+from stridelm.backends.native.library import Matrix
 
 SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1)]
 """Outputs and inputs: on and off the borders of panels and groups."""
@@ -164,14 +164,14 @@ def test_what_is_not_finite_stays_in_its_row(kernels: Any) -> None:
 def test_both_builds_say_nearly_the_same() -> None:
     """They add up the same groups in the same order; 16 or 8 outputs at once make no difference."""
     from native import BUILDS, skip_without_kernels
-    from stridelm.model.compiler import compiled
-    from stridelm.model.native.library import LINK_FLAGS, bind
+    from stridelm.backends.common.compiler import compiled
+    from stridelm.backends.native.library import LINK_FLAGS, SOURCE, bind
 
     skip_without_kernels()
     for kind, activations in KINDS:
         results = []
         for flags in BUILDS.values():
-            matrix, x_XI = make(bind(compiled("forward.cpp", flags, LINK_FLAGS)), 70, 160, kind)
+            matrix, x_XI = make(bind(compiled(SOURCE, flags, LINK_FLAGS)), 70, 160, kind)
             results.append(matrix.product(x_XI, activations))
         assert np.array_equal(*results)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from native import BUILDS, cache_at
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from test_native_forward import save_shape
 from tiny import load_tiny, random_adapter
 
@@ -18,8 +18,8 @@ RUN = """
 import sys
 import numpy as np
 from stridelm.layout import lay_out, make_block
-from stridelm.model.native import library as module
-from stridelm.model.native.library import library
+from stridelm.backends.native import library as module
+from stridelm.backends.native.library import library
 
 flags, *models = [part.split("|") for part in sys.argv[1:]]
 module.FLAGS, module.LINK_FLAGS = tuple(flags), ("-pthread", "-fsanitize=address,undefined")
@@ -63,7 +63,7 @@ for folder, adapter in models:
                     forward.cache.free(table)
 lanes = library().stride_lanes()
 for kind in (4, 8):
-    from stridelm.model.native.groups import packed, quantised
+    from stridelm.backends.native.groups import packed, quantised
     for outputs, inputs in ((1, 32), (17, 64), (40, 100)):
         weight = np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
         held = packed(quantised(weight, kind), lanes)

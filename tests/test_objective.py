@@ -9,12 +9,12 @@ import torch
 
 from counting import Conversion
 from reference import mask_row_outputs
-from stridelm.model.load import Checkpoint
-from stridelm.model.sequential_head import SequentialHead
-from stridelm.model.student import Student
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.models.sequential_head import SequentialHead
 from stridelm.train.batches import Batch
 from stridelm.train.objective import ChainObjective
 from stridelm.train.settings import TrainSettings
+from stridelm.train.students.student import Student
 from tiny import plain_network, trained
 
 Trainable = Callable[..., Checkpoint]

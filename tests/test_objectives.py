@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from reference import mask_row_outputs
-from stridelm.model.full_student import FullStudent
-from stridelm.model.load import Checkpoint
-from stridelm.model.small_students import DraftStudent, HeadsStudent
-from stridelm.model.student import Student
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.settings import TrainSettings
+from stridelm.train.students.full_student import FullStudent
+from stridelm.train.students.small_students import DraftStudent, HeadsStudent
+from stridelm.train.students.student import Student
 from test_objective import BATCH, distill, tensors
 from tiny import plain_network
 

@@ -395,7 +395,7 @@ def test_torch_is_not_needed_for_a_server(server: FakeOpenAI) -> None:
     program = f"""
 import sys
 sys.argv = ["stridelm", "chat", "--url", {server.url!r}]
-from stridelm.cli import main
+from stridelm.cli.app import main
 try:
     main()
 finally:

@@ -16,6 +16,7 @@ from fake_drafters import SomewhereRight
 from hash_stepper import FAULTS, Device, Drafting, Fault, HashStepper, SteppingForward, expected
 from hashing_model import CONTEXT, END, VOCABULARY, answer, letters
 from stepping import step_of
+from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
@@ -23,7 +24,6 @@ from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.engine.worker import Worker
-from stridelm.model.gpu.stepper import GpuStepper
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Sequence, Stride
 

@@ -16,7 +16,7 @@ import pytest
 
 from command_line import Call, assert_refused
 from killed import NEVER, train_until
-from stridelm.model.store import read_weights
+from stridelm.models.store import read_weights
 from stridelm.train.parallel import Team
 from training import SETTINGS, metrics, options, write_answers
 

@@ -13,13 +13,13 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from reference import mask_row_outputs
 from stridelm import InputError
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.layout import lay_out, make_block, visible
-from stridelm.model.adapter import Adapter
-from stridelm.model.load import Checkpoint
-from stridelm.model.passes import ChainPass, TextPass
-from stridelm.model.student import MASK_TOKEN, OutputHead, Student, mask_token, read_texts
+from stridelm.models.adapter import Adapter
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
+from stridelm.train.students.passes import ChainPass, TextPass
+from stridelm.train.students.student import MASK_TOKEN, OutputHead, Student, mask_token, read_texts
 from stridelm.train.trainer import Trainer
 from stridelm.types import ROOT, DraftTree
 from tiny import FAMILIES, byte_tokenizer, plain_network, random_adapter, trained
@@ -112,8 +112,8 @@ def test_block_sparse_attention_says_the_same(
         calls.append(how)
         return flex_attention(*rows, **how)
 
-    monkeypatch.setattr("stridelm.model.passes._is_block_sparse", lambda query: True)
-    monkeypatch.setattr("stridelm.model.passes._flex", lambda: uncompiled)
+    monkeypatch.setattr("stridelm.train.students.passes._is_block_sparse", lambda query: True)
+    monkeypatch.setattr("stridelm.train.students.passes._flex", lambda: uncompiled)
     outputs = student.outputs(ChainPass(pass_, ANCHORS_BA, MASKS))
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-4)
     assert len(calls) == 2, "one per layer"

@@ -18,7 +18,7 @@ from stepping_model import PROMPT, stepping_model
 from stridelm.api import LanguageModel
 from stridelm.bench.compare import compare
 from stridelm.bench.measures import measure
-from stridelm.bench.page import page
+from stridelm.bench.page.page import page
 from stridelm.bench.quality import judge
 from stridelm.bench.records import PHASES, Answer, Question, Report, read_report
 from stridelm.bench.run import run
@@ -30,13 +30,13 @@ from stridelm.chat.openai_stream import Endpoint
 from stridelm.chat.remote import RemoteSpeaker
 from stridelm.chat.screen import summary as chat_summary
 from stridelm.chat.speaker import total
-from stridelm.generate_command import as_json, summary
+from stridelm.cli.generate import as_json, summary
+from stridelm.cli.race import run_race
+from stridelm.cli.tune import measure as tune
+from stridelm.cli.tune import table as tune_table
 from stridelm.params import SamplingParams
-from stridelm.race import run_race
 from stridelm.settings import PLAIN, DecodeSettings
 from stridelm.stats import path_in_words, steps_in_words
-from stridelm.tune_command import measure as tune
-from stridelm.tune_command import table as tune_table
 
 TOKENS = 40
 PARAMS = SamplingParams(max_tokens=TOKENS)

@@ -11,8 +11,8 @@ import pytest
 
 from real_server import NAME, ThreadServer, events, serve_in_thread, until
 from stridelm.api import LanguageModel
+from stridelm.cache.kv_cache import BLOCK_SIZE
 from stridelm.engine.worker import Worker
-from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.params import SamplingParams
 from stridelm.serve.playground import race as race_module
 from stridelm.serve.playground.files import FOLDER, read_page

@@ -22,8 +22,8 @@ from stridelm.bench.records import read_report
 from stridelm.bench.subjects.ours import by_depth
 from stridelm.bench.wording import text_verdict
 from stridelm.params import SamplingParams
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.trace import traced
-from stridelm.serve.vocabulary import Vocabulary
 
 VIEWS = ("race", "hood", "chat", "bench")
 REPORT = Path(__file__).parent.parent / "bench" / "results" / "bench-quick.json"

@@ -8,19 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stridelm import (
-    acceptance_command,
-    bench_command,
-    chat_command,
-    cli,
-    export_command,
-    generate_command,
-    models_command,
-    serve_command,
-    train_command,
-    tune_command,
-)
-from stridelm.serve.chat_schema import ChatRequest
+from stridelm.cli import acceptance, bench, chat, export, generate, models, serve, train, tune
+from stridelm.cli import app as cli
+from stridelm.serve.schemas.chat import ChatRequest
 from stridelm.settings import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent
@@ -40,12 +30,9 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    for module in (
-        *(generate_command, train_command, acceptance_command, tune_command, export_command),
-        *(serve_command, chat_command, bench_command),
-    ):
+    for module in (generate, train, acceptance, tune, export, serve, chat, bench):
         monkeypatch.setattr(module, "run", asked.append)
-    monkeypatch.setattr(models_command, "run", lambda **options: asked.append(options))
+    monkeypatch.setattr(models, "run", lambda **options: asked.append(options))
     monkeypatch.setattr("sys.argv", shlex.split(command))
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -9,16 +9,16 @@ import torch
 
 from assembly import assembled
 from stridelm.arrays import signed
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.contracts import Continuation, Stepper
-from stridelm.engine.rollout import Prompt, RolloutEngine, RolloutLoop
-from stridelm.model.dense_stepper import DenseStepper
-from stridelm.model.dense_texts import DenseTexts
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.mask_stepper import MaskStepper, Unverified, Verified
-from stridelm.model.student import OutputHead, Student, read_texts
 from stridelm.params import InputError, SamplingParams
 from stridelm.sampling import gumbel_of, gumbel_rows
 from stridelm.settings import PLAIN, LoadSettings
+from stridelm.train.dense_stepper import DenseStepper
+from stridelm.train.dense_texts import DenseTexts
+from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
+from stridelm.train.rollout_engine import Prompt, RolloutEngine, RolloutLoop
+from stridelm.train.students.student import OutputHead, Student, read_texts
 from tiny import FAMILIES, load_tiny, random_adapter
 
 TEXTS = ["abc", "The quick brown fox", "x", "counting 1 2 3 4 5 6 7", "zz top", "again and again"]

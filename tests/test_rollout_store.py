@@ -14,12 +14,12 @@ from assembly import assembled
 from command_line import Call, assert_refused
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
-from stridelm.engine.rollout import RolloutEngine
-from stridelm.model.encode import Prompt
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.models.encode import Prompt
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import PLAIN
 from stridelm.train import rollouts
+from stridelm.train.rollout_engine import RolloutEngine
 from stridelm.train.rollouts import Rollouts, RolloutStore, Text
 from stridelm.train.settings import TrainSettings
 from tiny import CONTEXT, EOS, byte_tokenizer, save_tiny

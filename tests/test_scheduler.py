@@ -10,12 +10,12 @@ import pytest
 from fake_drafters import SomewhereRight
 from hashing_model import CONTEXT, END, VOCABULARY, HashForward, answer, letters
 from stepping import step_of
+from stridelm.cache.kv_cache import BLOCK_SIZE
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
-from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.params import InputError, SamplingParams
 from stridelm.types import Sequence, Stride
 

@@ -16,14 +16,14 @@ from reference import gumbel, kept, mask_row_outputs, penalised, reference
 from stepping import step_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
-from stridelm.model.adapter import Adapter, save_adapter
-from stridelm.model.gated import TorchGate, attach
-from stridelm.model.load import Checkpoint
+from stridelm.models.adapter import Adapter, save_adapter
 from stridelm.settings import DecodeSettings
 from stridelm.types import DraftTree, Sequence
 from tiny import load_tiny, plain_network, random_adapter
@@ -342,11 +342,11 @@ def test_the_builtin_models_own_adapter(
     """It is taken for the built-in model alone, and `none` turns it off."""
     folder = tiny_folder("llama")
     save_adapter(tmp_path / "own", random_adapter(load_tiny(folder)))
-    monkeypatch.setattr("stridelm.model.builtin.ensure_builtin", lambda: folder)
-    monkeypatch.setattr("stridelm.model.builtin.builtin_adapter", lambda: tmp_path / "own")
+    monkeypatch.setattr("stridelm.models.builtin.ensure_builtin", lambda: folder)
+    monkeypatch.setattr("stridelm.models.builtin.builtin_adapter", lambda: tmp_path / "own")
     ungated = replace(random_adapter(load_tiny(folder), masks=2, sequential_size=0), is_gated=False)
     save_adapter(tmp_path / "ungated", ungated)
-    monkeypatch.setattr("stridelm.model.builtin.builtin_ungated", lambda: tmp_path / "ungated")
+    monkeypatch.setattr("stridelm.models.builtin.builtin_ungated", lambda: tmp_path / "ungated")
     settings = LoadSettings(device="cpu", cache_tokens=1024)
     named = stridelm.load("smollm2", adapter="smollm2-ungated", settings=settings)
     assert named.gate is not None and named.gate.k == 3

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stridelm import InputError
-from stridelm.engine.rollout import Prompt
 from stridelm.train.near_duplicates import Sieve
+from stridelm.train.rollout_engine import Prompt
 from stridelm.train.self_prompts import made_up, opening, sift
 from tiny import byte_tokenizer
 

@@ -16,9 +16,9 @@ import stridelm
 from assembly import assembled
 from real_server import NAME, ThreadServer, completion, events, serve_in_thread
 from stridelm.api import LanguageModel
-from stridelm.model.load import Checkpoint
-from stridelm.serve import protocol
-from stridelm.serve.middleware import RequestIds, SizeLimit
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.serve.http import protocol
+from stridelm.serve.http.middleware import RequestIds, SizeLimit
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import LoadSettings
 from tiny import CONTEXT

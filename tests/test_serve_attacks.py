@@ -17,7 +17,7 @@ from assembly import assembled
 from raw_http import answer, connect, head, resident, ticking
 from real_server import NAME, PATIENCE, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
-from stridelm.model.tokenizer import Tokenizer
+from stridelm.models.tokenizer import Tokenizer
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import LoadSettings
 from tiny import load_tiny

@@ -13,10 +13,10 @@ from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, re
 from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.serve.errors import Uncompilable
-from stridelm.serve.grammar import Grammars
-from stridelm.serve.json_schema import meant
+from stridelm.serve.grammars.compile import Grammars
+from stridelm.serve.grammars.json_schema import meant
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.tools import HERMES, Call
+from stridelm.serve.tools.forms import HERMES, Call
 from stridelm.settings import LoadSettings
 from tool_asking import CALLS, CLOCK, WEATHER, ask, called, gathered, prompt_of, scripted
 

@@ -14,8 +14,8 @@ from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.vocabulary import Vocabulary
 from stridelm.settings import LoadSettings
 from tiny import plain_network
 

@@ -20,7 +20,7 @@ from raw_http import LONGEST_TICK, answer, connect, head, resident, ticking
 from real_server import ThreadServer, completion, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.params import InputError
-from stridelm.serve import protocol, sse
+from stridelm.serve.http import protocol, sse
 from stridelm.serve.settings import ServeSettings
 
 TEXT = "/v1/completions"

@@ -10,10 +10,10 @@ from starlette.testclient import TestClient
 
 from asking import CHAT, TEXT, chat, chunks, make_context, refusal, serving, submitted, text
 from assembly import assembled
-from stridelm.serve.chat_schema import ChatNeutral, ChatRequest, ChatUnread
 from stridelm.serve.context import Context
-from stridelm.serve.schema import Neutral, Unread
-from stridelm.serve.text_schema import CompletionRequest
+from stridelm.serve.schemas.chat import ChatNeutral, ChatRequest, ChatUnread
+from stridelm.serve.schemas.common import Neutral, Unread
+from stridelm.serve.schemas.text import CompletionRequest
 from stridelm.settings import LoadSettings
 
 BODIES: dict[str, Callable[..., dict[str, Any]]] = {CHAT: chat, TEXT: text}

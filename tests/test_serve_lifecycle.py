@@ -23,8 +23,8 @@ from real_server import (
     serve_in_thread,
     until,
 )
-from stridelm import serve_command
 from stridelm.api import LanguageModel
+from stridelm.cli import serve as serve_command
 from stridelm.serve.settings import ServeSettings
 
 LONG = 800

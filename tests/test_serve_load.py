@@ -17,7 +17,7 @@ from asking import TEXT
 from load import Asked, come, leave_in_the_middle, make_pool
 from real_server import NAME, ProcessServer, completion, serve_in_process, until
 from stridelm.api import LanguageModel, load
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter
 

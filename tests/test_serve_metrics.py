@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from assembly import assembled
 from real_server import NAME, ThreadServer, completion, events, serve_in_thread, until
 from stridelm.api import LanguageModel
-from stridelm.model.load import Checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.settings import LoadSettings
 
 DASHBOARD = Path(__file__).parent.parent / "docs" / "grafana.json"

@@ -11,7 +11,7 @@ from asking import CHAT, TEXT, chat, make_context, refusal, serving, text
 from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.params import InputError
-from stridelm.serve.json_body import depth
+from stridelm.serve.http.json_body import depth
 from stridelm.settings import LoadSettings
 
 SHARED = [

@@ -12,7 +12,7 @@ from asking import CHAT, NotedGrammars, Scripted, chat, chunks, make_context, re
 from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.tools import HERMES, LLAMA, MISTRAL, ToolFormat
+from stridelm.serve.tools.forms import HERMES, LLAMA, MISTRAL, ToolFormat
 from stridelm.settings import LoadSettings
 from tool_asking import (
     CALLS,

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.auto import tokenization_auto
 
-from stridelm.model.builtin import builtin_folder, ensure_builtin
-from stridelm.model.tokenizer import Tokenizer
-from stridelm.model.tokenizer_files import OVERRIDING_FAMILIES, UNNAMED_FAMILIES
+from stridelm.models.builtin import builtin_folder, ensure_builtin
+from stridelm.models.tokenizer import Tokenizer
+from stridelm.models.tokenizer_files import OVERRIDING_FAMILIES, UNNAMED_FAMILIES
 from stridelm.params import InputError
 from tokenizer_folders import CHAT, KINDS, WAYS, made_pair, padded, pair, write_folder
 
@@ -282,8 +282,8 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
     code = f"""
 import sys
 from pathlib import Path
-import stridelm.engine.detokenize, stridelm.model.encode
-from stridelm.model.tokenizer import Tokenizer
+import stridelm.engine.detokenize, stridelm.models.encode
+from stridelm.models.tokenizer import Tokenizer
 tokenizer = Tokenizer.from_folder(Path({str(builtin_folder())!r}))
 assert "jinja2" not in sys.modules
 ids = tokenizer.apply_chat_template([{{"role": "user", "content": "Hi"}}], add_generation_prompt=True)

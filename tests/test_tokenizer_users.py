@@ -10,11 +10,11 @@ from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
 from stridelm.engine.detokenize import Decoder, TextStream
-from stridelm.model.encode import encode_prompt
-from stridelm.model.tokenizer import Tokenizer
+from stridelm.models.encode import encode_prompt
+from stridelm.models.tokenizer import Tokenizer
 from stridelm.params import InputError
-from stridelm.serve.matcher import Vocabulary as GrammarVocabulary
-from stridelm.serve.vocabulary import Vocabulary
+from stridelm.serve.grammars.matcher import Vocabulary as GrammarVocabulary
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from tokenizer_folders import CHAT, KINDS, made_pair, padded
 
 Made = Callable[[str], tuple[Tokenizer, Any]]

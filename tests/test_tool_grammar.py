@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from stridelm.serve.chat_schema import Function
-from stridelm.serve.tool_grammar import call_or_json, may_call, must_call
-from stridelm.serve.tools import FORMATS, HERMES, MISTRAL, Call, ToolFormat
+from stridelm.serve.schemas.chat import Function
+from stridelm.serve.tools.forms import FORMATS, HERMES, MISTRAL, Call, ToolFormat
+from stridelm.serve.tools.grammar import call_or_json, may_call, must_call
 from tool_asking import CALLS, FUNCTIONS, accepts
 
 

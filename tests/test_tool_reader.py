@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stridelm.serve.tool_reader import CallPart, CallReader, Found
-from stridelm.serve.tools import FORMATS, HERMES, LLAMA, MISTRAL, Call, ToolFormat
+from stridelm.serve.tools.forms import FORMATS, HERMES, LLAMA, MISTRAL, Call, ToolFormat
+from stridelm.serve.tools.reader import CallPart, CallReader, Found
 from tool_asking import CALLS
 
 NAMES = {"weather", "clock"}

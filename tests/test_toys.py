@@ -9,10 +9,10 @@ import torch
 from assembly import assembled
 from reference import NEAR_TIE, first_departure, replay
 from stridelm.api import LanguageModel
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.gated import TorchGate
 from stridelm.decode.cost import Cost
-from stridelm.model.builtin import ensure_builtin
-from stridelm.model.gated import TorchGate
-from stridelm.model.load import Checkpoint
+from stridelm.models.builtin import ensure_builtin
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Result

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from command_line import Call, Run, assert_refused
-from stridelm import tune_command
-from stridelm.frontier_picture import frontier
-from stridelm.model.adapter import save_adapter
+from stridelm.bench.page.frontier_picture import frontier
+from stridelm.cli import tune as tune_command
+from stridelm.cli.tune import MOST_PROMPTS, Sample, candidates, choose, summarize
+from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
 from stridelm.profile import Measured, label, read_profile, write_profile
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
-from stridelm.tune_command import MOST_PROMPTS, Sample, candidates, choose, summarize
 from tiny import load_tiny, random_adapter
 
 TOKENS = 8
@@ -182,7 +182,7 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
 def test_refused_before_anything_is_loaded(
     arguments: str, tune: Call, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("stridelm.model.converted.load_checkpoint")
+    monkeypatch.delattr("stridelm.backends.torch.converted.load_checkpoint")
     given = arguments.format(prompts=prompts).split()
     assert_refused(tune("--out", tmp_path / "tuned", *given), *BAD_OPTIONS[arguments])
     assert not (tmp_path / "tuned").exists()

@@ -14,9 +14,9 @@ import torch
 import two_pass
 from reference import mask_row_outputs
 from stridelm import LoadSettings
-from stridelm.model.adapter import Adapter, save_adapter
-from stridelm.model.encode import encode_prompt
-from stridelm.model.load import Checkpoint, load_checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.models.adapter import Adapter, save_adapter
+from stridelm.models.encode import encode_prompt
 from tiny import plain_network, random_adapter
 
 PROMPTS = ("abcabcabd abc", "The quick brown fox jumps over the lazy dog", "1 2 3 4")

@@ -15,7 +15,7 @@ import stridelm
 import unverified
 from base_model import FOREIGN_PROBABILITY, BaseModel
 from stridelm import DecodeSettings, InputError, LanguageModel, LoadSettings, SamplingParams
-from stridelm.model.adapter import save_adapter
+from stridelm.models.adapter import save_adapter
 from stridelm.prompts import read_prompts
 from tiny import byte_tokenizer, load_tiny, plain_network, random_adapter
 from unverified_tables import tables

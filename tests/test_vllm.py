@@ -20,15 +20,15 @@ import pytest
 import torch
 
 import two_pass
-from stridelm.interop.hf_folder import load_base, write_plain
-from stridelm.interop.vllm_folder import write_full, write_gated, write_ungated
-from stridelm.model.adapter import MASK_EMBEDDING, save_adapter
-from stridelm.model.builtin import builtin_adapter, builtin_folder, builtin_ungated
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.passes import ChainPass
-from stridelm.model.processor import processor_entry
-from stridelm.model.student import read_texts
+from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.export.hf_folder import load_base, write_plain
+from stridelm.export.vllm_folder import write_full, write_gated, write_ungated
+from stridelm.models.adapter import MASK_EMBEDDING, save_adapter
+from stridelm.models.builtin import builtin_adapter, builtin_folder, builtin_ungated
 from stridelm.settings import LoadSettings
+from stridelm.train.students.passes import ChainPass
+from stridelm.train.students.student import read_texts
 from tiny import load_tiny, plain_network, random_adapter
 from vllm_server import BENCH, VENV, Server, export, messages_of, plain, serving
 

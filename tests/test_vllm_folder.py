@@ -17,15 +17,15 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Call, assert_refused
-from stridelm.interop.hf_folder import load_base
-from stridelm.interop.vllm_folder import mask_token_in
-from stridelm.interop.vllm_plugin import plugin
-from stridelm.interop.vllm_plugin.checks import check_family, check_settings, check_target
-from stridelm.interop.vllm_plugin.plugin import ARCHITECTURE, is_supported, refusal
-from stridelm.interop.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
-from stridelm.model.adapter import MASK_EMBEDDING, Adapter, load_adapter, save_adapter
-from stridelm.model.load import Checkpoint, fingerprint_of
-from stridelm.model.ungated import merge
+from stridelm.backends.torch.checkpoint import Checkpoint, fingerprint_of
+from stridelm.export.hf_folder import load_base
+from stridelm.export.vllm_folder import mask_token_in
+from stridelm.export.vllm_plugin import plugin
+from stridelm.export.vllm_plugin.checks import check_family, check_settings, check_target
+from stridelm.export.vllm_plugin.plugin import ARCHITECTURE, is_supported, refusal
+from stridelm.export.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, load_adapter, save_adapter
+from stridelm.models.ungated import merge
 from stridelm.params import InputError
 from tiny import random_adapter
 

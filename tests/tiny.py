@@ -24,10 +24,10 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from stridelm.model.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
-from stridelm.model.heads import HeadsConfig, TorchHeads
-from stridelm.model.load import Checkpoint, load_checkpoint
-from stridelm.model.sequential_head import SequentialHead
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.heads import HeadsConfig, TorchHeads
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.models.sequential_head import SequentialHead
 from stridelm.settings import LoadSettings
 
 EOS = "<eos>"

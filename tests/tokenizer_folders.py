@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from stridelm.model.tokenizer import Tokenizer as OwnTokenizer
+from stridelm.models.tokenizer import Tokenizer as OwnTokenizer
 
 Files = dict[str, Any]
 TEXT = [

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, Scripted, chat, make_context, serving
 from stridelm.api import LanguageModel
-from stridelm.serve.chat_schema import Function
-from stridelm.serve.tools import Call
+from stridelm.serve.schemas.chat import Function
+from stridelm.serve.tools.forms import Call
 from stridelm.types import Sequence
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/name"}}, "$defs": {"name": {"type": "string"}}}

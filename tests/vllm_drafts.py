@@ -26,9 +26,9 @@ os.environ |= {
 def main(model: str, drafter: str, drafts: int, prompts: list[list[int]]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
-    from stridelm.interop.vllm_plugin import drafter as plugin_drafter
-    from stridelm.interop.vllm_plugin.imports import DraftModelProposer
-    from stridelm.interop.vllm_plugin.proposer import GatedProposer
+    from stridelm.export.vllm_plugin import drafter as plugin_drafter
+    from stridelm.export.vllm_plugin.imports import DraftModelProposer
+    from stridelm.export.vllm_plugin.proposer import GatedProposer
 
     plugin_drafter.CANDIDATES = 1000  # all of a tiny vocabulary: what is compared looks at all of it
     seen: list[Any] = []

@@ -14,7 +14,7 @@ from line_json import Message, serve
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
-from stridelm.model.gguf import read_gguf
+from stridelm.models.gguf import read_gguf
 
 
 class FirstToken(BaseStreamer):

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
 
+from stridelm.backends.load import load_parts
 from stridelm.contracts import Gate, Heads, Policy
 from stridelm.decode.cost import Cost
 from stridelm.decode.scoring import Scoring
@@ -17,9 +18,8 @@ from stridelm.decode.table import Loaded, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.explain import explain
 from stridelm.engine.scheduler import PREFILL_ROWS
-from stridelm.model.backends import load_parts
-from stridelm.model.encode import Prompt, Prompts, encode_prompt, is_batch
-from stridelm.model.target import Parts, Target
+from stridelm.models.encode import Prompt, Prompts, encode_prompt, is_batch
+from stridelm.models.target import Parts, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
 from stridelm.stats import Stats

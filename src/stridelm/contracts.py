@@ -13,7 +13,7 @@ from stridelm.types import Array, Block, Commit, DraftTree, Output, Rows, Sequen
 if TYPE_CHECKING:
     import numpy as np
 
-    from stridelm.model.kv_cache import KVCache, Table
+    from stridelm.cache.kv_cache import KVCache, Table
     from stridelm.sampling import Drawer
 
 

@@ -15,8 +15,8 @@ from stridelm.stats import Stats, path_in_words
 if TYPE_CHECKING:
     import numpy as np
 
+    from stridelm.cache.kv_cache import Table
     from stridelm.contracts import Grammar, Policy
-    from stridelm.model.kv_cache import Table
 
 Array = Any
 """A numpy array or a torch tensor, whichever the backend hands out: see stridelm.arrays. A union of the two would make

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import stridelm
-from stridelm.model.builtin import ensure_builtin
+from stridelm.models.builtin import ensure_builtin
 
 _FILL_IN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 

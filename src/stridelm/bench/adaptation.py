@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stridelm.model.adapter import check_base, load_adapter
-from stridelm.model.load import load_checkpoint
-from stridelm.model.preview import adapter_folder
-from stridelm.model.student import Student
+from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.models.adapter import check_base, load_adapter
+from stridelm.models.preview import adapter_folder
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import MaskReader, Measure, total
 from stridelm.train.answers import greedy_answers
+from stridelm.train.students.student import Student
 
 Progress = Callable[[str], None]
 """Told, in a line, of every figure."""

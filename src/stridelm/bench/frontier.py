@@ -12,7 +12,7 @@ from typing import Any
 
 from stridelm.api import LanguageModel
 from stridelm.bench.answering import Answered, Answering, EngineAnswering
-from stridelm.bench.task import MAX_TOKENS, Problem
+from stridelm.bench.suites.task import MAX_TOKENS, Problem
 from stridelm.params import InputError
 from stridelm.profile import changed_fields
 from stridelm.settings import PLAIN, DecodeSettings

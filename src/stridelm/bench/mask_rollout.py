@@ -13,21 +13,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.converted import load_converted
 from stridelm.bench.answering import Answered
 from stridelm.contracts import Stepper
 from stridelm.decode.table import THRESHOLD
-from stridelm.engine.rollout import Answer, Prompt, RolloutLoop
-from stridelm.model.adapter import load_adapter
-from stridelm.model.converted import load_converted
-from stridelm.model.dense_stepper import DenseStepper
-from stridelm.model.dense_texts import DenseTexts
-from stridelm.model.encode import encode_prompt
-from stridelm.model.load import Checkpoint
-from stridelm.model.mask_stepper import MaskStepper, Unverified, Verified
-from stridelm.model.preview import adapter_folder
-from stridelm.model.student import MaskRows, Student
+from stridelm.models.adapter import load_adapter
+from stridelm.models.encode import encode_prompt
+from stridelm.models.preview import adapter_folder
 from stridelm.params import InputError
 from stridelm.settings import PLAIN, DecodeSettings, LoadSettings
+from stridelm.train.dense_stepper import DenseStepper
+from stridelm.train.dense_texts import DenseTexts
+from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
+from stridelm.train.rollout_engine import Answer, Prompt, RolloutLoop
+from stridelm.train.students.student import MaskRows, Student
 
 _DECODERS = (PLAIN, "self", "adaptive", "static")
 

@@ -15,9 +15,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from stridelm.backends.common.processor import processor_entry
 from stridelm.bench.records import Answer, Quality, Question, Record, Report
 from stridelm.bench.subjects import Absent, Subject
-from stridelm.model.processor import processor_entry
 from stridelm.params import InputError
 
 Judge = Callable[[Question, Answer, Answer | None], Quality]

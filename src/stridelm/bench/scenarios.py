@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stridelm.bench.agent import parse_call
 from stridelm.bench.records import Answer, Record
+from stridelm.bench.suites.agent import parse_call
 
 BUDGET = 3.0
 """Seconds that somebody waits for a call."""

@@ -9,7 +9,7 @@ from types import FrameType
 from stridelm.api import Answer, LanguageModel
 from stridelm.chat.conversation import Conversation
 from stridelm.chat.speaker import Messages, Report
-from stridelm.model.encode import PromptTooLong
+from stridelm.models.encode import PromptTooLong
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings
 from stridelm.stats import path_in_words

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from stridelm import __version__
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward, Gate
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
-from stridelm.model.builtin import cache_folder
-from stridelm.model.kv_cache import Table
-from stridelm.model.target import Target
+from stridelm.models.builtin import cache_folder
+from stridelm.models.target import Target
 from stridelm.params import SamplingParams
 from stridelm.types import ROOT, Array, DraftTree, Sequence
 

@@ -14,7 +14,7 @@ from stridelm.draft.draft_model import ModelDrafter
 from stridelm.draft.heads import HeadsDrafter
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import LONGEST_PREDICTION, NgramDrafter
-from stridelm.model.target import Draft, Parts
+from stridelm.models.target import Draft, Parts
 from stridelm.settings import AUTO, PLAIN, DecodeSettings
 
 _NGRAM_K, _DRAFT_K, _STATIC_K, _K_MAX = 8, 8, 3, 16

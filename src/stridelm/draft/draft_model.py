@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, field
 
 from stridelm.arrays import softmax
+from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, Table
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, Table
 from stridelm.sampling import scores_for
 from stridelm.types import Array, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import agreement

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from functools import lru_cache
 
-from stridelm.model.tokenizer import TextTokenizer
+from stridelm.models.tokenizer import TextTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no whole character (yet)."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import cast
 from weakref import WeakKeyDictionary
 
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.detokenize import Decoder, TextStream
 from stridelm.engine.own_steps import OwnSteps
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
-from stridelm.model.kv_cache import Table
-from stridelm.model.tokenizer import TextTokenizer
+from stridelm.models.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.types import PREDICTION, Block, Commit, Output, Sequence, Stride, Trace
 

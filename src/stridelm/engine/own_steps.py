@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.contracts import Forward
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.emitted import block_of, commit_of
@@ -20,7 +21,6 @@ from stridelm.engine.placed_text import Orders, TextLoop, place_texts
 from stridelm.engine.step_kind import StepKind
 from stridelm.engine.step_loop import StepLoop
 from stridelm.engine.step_shapes import Key, StepShapes, longest
-from stridelm.model.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Sequence
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Continuation
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.step_loop import StepLoop
-from stridelm.model.kv_cache import Table
 from stridelm.types import Sequence
 
 

@@ -3,7 +3,7 @@
 from bisect import insort
 from itertools import count
 
-from stridelm.model.kv_cache import BLOCK_SIZE, KVCache, blocks_for
+from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, blocks_for
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 from stridelm.types import Sequence

@@ -8,8 +8,8 @@ from starlette.middleware.cors import CORSMiddleware
 import stridelm
 from stridelm.serve.context import Context
 from stridelm.serve.errors import install_handlers
+from stridelm.serve.http.middleware import Admission, ApiKey, Headers, RequestIds, RequestLimit, SizeLimit, Traffic
 from stridelm.serve.metrics import Metrics
-from stridelm.serve.middleware import Admission, ApiKey, Headers, RequestIds, RequestLimit, SizeLimit, Traffic
 from stridelm.serve.playground.files import read_page
 from stridelm.serve.playground.routes import make_playground_router
 from stridelm.serve.routes import make_router

@@ -8,20 +8,20 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from stridelm.serve.chat_schema import ChatRequest, Prediction
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
 from stridelm.serve.generation import Generation, check_queue
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.logprobs import chat_form, scored_stride
 from stridelm.serve.prompts import Prompts, text_of
 from stridelm.serve.reading import Answers
 from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
-from stridelm.serve.tool_reader import CallPart
-from stridelm.serve.tool_use import ToolUse, answer_grammar, tool_use
-from stridelm.serve.tools import ToolFormat
+from stridelm.serve.schemas.chat import ChatRequest, Prediction
+from stridelm.serve.tools.forms import ToolFormat
+from stridelm.serve.tools.reader import CallPart
+from stridelm.serve.tools.use import ToolUse, answer_grammar, tool_use
 from stridelm.serve.trace import Forward, traced
-from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Sequence, Stride
 
 

@@ -10,14 +10,14 @@ from starlette.responses import Response
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
 from stridelm.serve.generation import Generation, check_queue
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.logprobs import LegacyForm, Scored, scored, scored_stride
 from stridelm.serve.prompts import Prompts
 from stridelm.serve.reading import Answers, unless_left
 from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
-from stridelm.serve.text_schema import CompletionRequest
+from stridelm.serve.schemas.text import CompletionRequest
 from stridelm.serve.trace import Forward, traced
-from stridelm.serve.vocabulary import Vocabulary
 from stridelm.types import Alternatives, Stride
 
 _DEFAULT_TOKENS = 16

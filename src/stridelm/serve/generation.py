@@ -8,7 +8,7 @@ from typing import Any
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.context import Context, Start
 from stridelm.serve.errors import ApiError
-from stridelm.serve.schema import StrideOptions, TextRequest
+from stridelm.serve.schemas.common import StrideOptions, TextRequest
 from stridelm.serve.trace import ALTERNATIVES
 from stridelm.settings import DecodeSettings
 from stridelm.types import Sequence

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stridelm.model.tokenizer import TextTokenizer
+from stridelm.models.tokenizer import TextTokenizer
 
 _FORMS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),

@@ -23,9 +23,9 @@ from stridelm.engine.worker import Worker
 from stridelm.params import InputError
 from stridelm.serve.app import create_app
 from stridelm.serve.context import Context
-from stridelm.serve.grammar import Grammars
-from stridelm.serve.middleware import HEADER_BYTES, Traffic
-from stridelm.serve.protocol import make_protocol, most_connections
+from stridelm.serve.grammars.compile import Grammars
+from stridelm.serve.http.middleware import HEADER_BYTES, Traffic
+from stridelm.serve.http.protocol import make_protocol, most_connections
 from stridelm.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)

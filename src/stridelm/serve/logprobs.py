@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stridelm.serve.vocabulary import Vocabulary
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.types import Alternatives, Stride
 
 _LEAST = -9999.0

@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 from jinja2 import TemplateError
 
-from stridelm.model.tokenizer import TextTokenizer
-from stridelm.serve.bounds import too_long
-from stridelm.serve.chat_schema import Function
+from stridelm.models.tokenizer import TextTokenizer
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
+from stridelm.serve.http.bounds import too_long
+from stridelm.serve.http.json_body import depth
 from stridelm.serve.infill import FillIn
-from stridelm.serve.json_body import depth
-from stridelm.serve.message_schema import AnyMessage, AssistantMessage, Content, Said, ToolCall, ToolMessage
+from stridelm.serve.schemas.chat import Function
+from stridelm.serve.schemas.messages import AnyMessage, AssistantMessage, Content, Said, ToolCall, ToolMessage
 from stridelm.serve.text_bound import TextBound
-from stridelm.serve.tools import Call, ToolTalk, describe, tool_talk
+from stridelm.serve.tools.forms import Call, ToolTalk, describe, tool_talk
 
 Turn = dict[str, Any]
 """A message as templates read it."""

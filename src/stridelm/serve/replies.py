@@ -8,7 +8,7 @@ from typing import Any
 
 from stridelm.serve.context import Context
 from stridelm.serve.generation import Plan
-from stridelm.serve.schema import TextRequest
+from stridelm.serve.schemas.common import TextRequest
 from stridelm.serve.trace import Forward
 from stridelm.stats import path_in_words
 from stridelm.types import PREDICTION, Sequence, Stride

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from stridelm.serve.json_body import JsonReply, dumps
+from stridelm.serve.http.json_body import JsonReply, dumps
+from stridelm.serve.http.sse import EventStream
 from stridelm.serve.reading import Answers, unless_left
 from stridelm.serve.settings import ServeSettings
-from stridelm.serve.sse import EventStream
 from stridelm.types import Stride
 
 Strides = AsyncIterator[tuple[int, Stride]]

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Body, Request
 from starlette.responses import Response
 
 from stridelm.serve.chat import answer_chat
-from stridelm.serve.chat_schema import ChatRequest
 from stridelm.serve.completions import answer_completion
 from stridelm.serve.context import Context
-from stridelm.serve.json_body import JsonReply, json_route
+from stridelm.serve.grammars.vocabulary import Vocabulary
+from stridelm.serve.http.json_body import JsonReply, json_route
 from stridelm.serve.prompts import Prompts
-from stridelm.serve.schema import ERRORS
-from stridelm.serve.text_schema import (
+from stridelm.serve.schemas.chat import ChatRequest
+from stridelm.serve.schemas.common import ERRORS
+from stridelm.serve.schemas.text import (
     CompletionRequest,
     DetokenizeReply,
     DetokenizeRequest,
@@ -22,8 +23,7 @@ from stridelm.serve.text_schema import (
     TokenizeReply,
     TokenizeRequest,
 )
-from stridelm.serve.tool_use import check_functions
-from stridelm.serve.vocabulary import Vocabulary
+from stridelm.serve.tools.use import check_functions
 
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {

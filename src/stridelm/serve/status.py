@@ -11,9 +11,9 @@ import stridelm
 from stridelm.api import LanguageModel
 from stridelm.params import InputError
 from stridelm.serve.context import Context
+from stridelm.serve.http.middleware import Traffic
 from stridelm.serve.metrics import Metrics
-from stridelm.serve.middleware import Traffic
-from stridelm.serve.schema import ERRORS
+from stridelm.serve.schemas.common import ERRORS
 from stridelm.settings import DECODERS
 
 

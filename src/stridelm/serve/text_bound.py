@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from stridelm.model.tokenizer import TextTokenizer
+from stridelm.models.tokenizer import TextTokenizer
 
 _COMPOSED = 4
 """Characters that a normalizer makes one of, at most."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stridelm.serve.vocabulary import Vocabulary
+from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.types import Block, RowKind, Stride
 
 ALTERNATIVES = 8

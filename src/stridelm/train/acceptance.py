@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from stridelm.model.passes import ChainPass
-from stridelm.model.student import OutputHead, computing_in, flat_places, read_texts
 from stridelm.train.rollouts import Text
+from stridelm.train.students.passes import ChainPass
+from stridelm.train.students.student import OutputHead, computing_in, flat_places, read_texts
 
 _LEAST_BORDER = 128
 _CACHED_TOKENS = 16384

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from stridelm.engine.rollout import Prompt, RolloutEngine
-from stridelm.model.encode import encode_prompt
-from stridelm.model.load import Checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.models.encode import encode_prompt
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 from stridelm.train.rollouts import Report, Text
 
 

@@ -1,8 +1,8 @@
 """What a model card says that something is, by the way it was made; `record.write_card` says the rest."""
 
-from stridelm.model.adapter import Adapter
-from stridelm.model.draft_layers import DraftConfig
-from stridelm.model.heads import HeadsConfig
+from stridelm.backends.torch.draft_layers import DraftConfig
+from stridelm.backends.torch.heads import HeadsConfig
+from stridelm.models.adapter import Adapter
 
 
 def adapter_card(adapter: Adapter) -> str:

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from stridelm.model.adapter import CONFIG as ADAPTER_FILE
-from stridelm.model.adapter import Adapter, check_takes_masks, save_adapter
-from stridelm.model.draft_layers import DRAFT, DraftConfig, cut_config, save_draft
-from stridelm.model.full_student import FullStudent, save_full
-from stridelm.model.heads import HEADS, HeadsConfig, save_heads
-from stridelm.model.load import Checkpoint
-from stridelm.model.small_students import DraftStudent, HeadsStudent
-from stridelm.model.student import Student
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.draft_layers import DRAFT, DraftConfig, cut_config, save_draft
+from stridelm.backends.torch.heads import HEADS, HeadsConfig, save_heads
+from stridelm.models.adapter import CONFIG as ADAPTER_FILE
+from stridelm.models.adapter import Adapter, check_takes_masks, save_adapter
 from stridelm.params import InputError
 from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader
 from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.parallel import Team, gather_state
 from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
+from stridelm.train.students.full_student import FullStudent, save_full
+from stridelm.train.students.small_students import DraftStudent, HeadsStudent
+from stridelm.train.students.student import Student
 
 Save = Callable[[Path | None], None]
 

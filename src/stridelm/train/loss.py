@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from stridelm.model.student import CHUNK_LOGITS, OutputHead
+from stridelm.train.students.student import CHUNK_LOGITS, OutputHead
 
 Parts = Callable[..., torch.Tensor]
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from stridelm.model.passes import ChainPass, TextPass
-from stridelm.model.sequential_head import SequentialHead
-from stridelm.model.student import OutputHead, computing_in, flat_places, read_texts, run
+from stridelm.models.sequential_head import SequentialHead
 from stridelm.train.batches import Batch
 from stridelm.train.loss import RowLoss
 from stridelm.train.settings import TrainSettings
+from stridelm.train.students.passes import ChainPass, TextPass
+from stridelm.train.students.student import OutputHead, computing_in, flat_places, read_texts, run
 
 Inputs = tuple[np.ndarray, ...]
 """Arrays whose first axis is the texts: processes that share a step split them there."""

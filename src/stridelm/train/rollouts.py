@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stridelm.engine.rollout import Prompt as Request
-from stridelm.engine.rollout import RolloutEngine
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.files import read_json, read_json_lines, write_json, write_json_lines
-from stridelm.model.encode import Prompt, encode_prompt
-from stridelm.model.load import Checkpoint
+from stridelm.models.encode import Prompt, encode_prompt
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.train.files import read_tensors, write_tensors
 from stridelm.train.near_duplicates import Sieve
+from stridelm.train.rollout_engine import Prompt as Request
+from stridelm.train.rollout_engine import RolloutEngine
 from stridelm.train.self_prompts import made_up, opening, sift
 from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings, differences
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerBase
 
-from stridelm.engine.rollout import Prompt, RolloutEngine
 from stridelm.params import InputError
 from stridelm.train.near_duplicates import Sieve
+from stridelm.train.rollout_engine import Prompt, RolloutEngine
 
 _PLACE = "\x00here\x00"
 _FEWEST_WORDS = 3

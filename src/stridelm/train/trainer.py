@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
+from stridelm.backends.common.cuda_graph import Graphed
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.files import naming, write_bytes
-from stridelm.model.cuda_graph import Graphed
-from stridelm.model.load import Checkpoint
-from stridelm.model.student import compile_layers
 from stridelm.train.acceptance import Tally, total
 from stridelm.train.batches import Batches
 from stridelm.train.checkpoint import load_checkpoint_state, save_checkpoint
@@ -21,6 +20,7 @@ from stridelm.train.held_out import HeldOutLoss, held_out_loss
 from stridelm.train.parallel import ALONE, Spread, Team, local
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainingFailed, TrainSettings
+from stridelm.train.students.student import compile_layers
 
 METRICS = "metrics.jsonl"
 _LOOK_EVERY = 10

@@ -4,7 +4,7 @@ import resource
 from typing import Any, Protocol
 
 from stridelm.bench.records import Answer, Question
-from stridelm.model.encode import Prompt
+from stridelm.models.encode import Prompt
 
 WARM_UP = Question("warm-up", "hello", ({"role": "user", "content": "Say hello, then count to ten."},), max_tokens=24)
 """Not counted: what a subject loads or measures at its first answer is on nobody's bill."""

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from stridelm.bench.records import Answer, Question
 from stridelm.bench.subjects import WARM_UP, Absent, memory_peak, prompt_of
-from stridelm.model.encode import encode_prompt
+from stridelm.models.encode import encode_prompt
 from stridelm.settings import LoadSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from stridelm.model.load import Checkpoint
+    from stridelm.backends.torch.checkpoint import Checkpoint
 
 _LOOK_UP_TOKENS = 10
 """Proposed from the prompt: as many as those who came up with it take."""
@@ -41,7 +41,7 @@ class Network:
 
     @cached_property
     def checkpoint(self) -> "Checkpoint":
-        from stridelm.model.load import load_checkpoint
+        from stridelm.backends.torch.checkpoint import load_checkpoint
 
         # What is to be trained keeps transformers' own layers; its own attention is put back.
         checkpoint = load_checkpoint(self.model, self.settings, trainable=True)
@@ -52,11 +52,11 @@ class Network:
     def assistant(self) -> "PreTrainedModel":
         from pathlib import Path
 
-        from stridelm.model.assistant import assistant_folder
-        from stridelm.model.draft_layers import is_draft, load_layers
-        from stridelm.model.draft_source import check_same_vocabulary
-        from stridelm.model.load import load_checkpoint
-        from stridelm.model.preview import own_draft
+        from stridelm.backends.torch.assistant import assistant_folder
+        from stridelm.backends.torch.checkpoint import load_checkpoint
+        from stridelm.backends.torch.draft_layers import is_draft, load_layers
+        from stridelm.backends.torch.draft_source import check_same_vocabulary
+        from stridelm.models.preview import own_draft
 
         place = self._draft_model or own_draft(self.model)
         if place is None:

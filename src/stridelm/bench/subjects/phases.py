@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
+from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward, Policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.own_steps import Outcome, OwnSteps
-from stridelm.model.kv_cache import Table
 from stridelm.sampling import Draw, drawer
 from stridelm.types import Array, Output, Rows, Sequence
 

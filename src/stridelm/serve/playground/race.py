@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from stridelm.cache.kv_cache import BLOCK_SIZE
 from stridelm.engine.worker import Event, Worker
-from stridelm.model.kv_cache import BLOCK_SIZE
 from stridelm.serve.context import Context
 from stridelm.serve.errors import ApiError
 from stridelm.serve.generation import Generation, Plan, check_queue
+from stridelm.serve.grammars.vocabulary import Vocabulary
+from stridelm.serve.http.sse import EventStream
 from stridelm.serve.playground.schema import RaceRequest
 from stridelm.serve.prompts import Prompts
-from stridelm.serve.sse import EventStream
 from stridelm.serve.trace import traced
-from stridelm.serve.vocabulary import Vocabulary
 from stridelm.settings import PLAIN
 from stridelm.stats import path_in_words
 from stridelm.types import Sequence, Stride

@@ -8,14 +8,14 @@ from starlette.responses import Response
 
 import stridelm
 from stridelm.serve.context import Context
-from stridelm.serve.json_body import JsonReply, json_route
+from stridelm.serve.grammars.vocabulary import Vocabulary
+from stridelm.serve.http.json_body import JsonReply, json_route
 from stridelm.serve.playground.files import PageFile
 from stridelm.serve.playground.race import answer_race
 from stridelm.serve.playground.schema import RaceRequest
 from stridelm.serve.prompts import Prompts
-from stridelm.serve.schema import ERRORS
+from stridelm.serve.schemas.common import ERRORS
 from stridelm.serve.status import decoders
-from stridelm.serve.vocabulary import Vocabulary
 from stridelm.settings import DECODERS, LARGEST_K, TAKES
 
 _RACE: dict[int | str, dict[str, Any]] = {

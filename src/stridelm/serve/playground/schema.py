@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stridelm.serve.chat_schema import ChatRequest
-from stridelm.serve.message_schema import Messages
-from stridelm.serve.schema import Count, DecodeOptions, Strict, StrideOptions
+from stridelm.serve.schemas.chat import ChatRequest
+from stridelm.serve.schemas.common import Count, DecodeOptions, Strict, StrideOptions
+from stridelm.serve.schemas.messages import Messages
 from stridelm.settings import PLAIN
 
 

@@ -1,0 +1,53 @@
+"""C++ to shared objects: compiled once per machine, kept in the cache, bound by ctypes."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from stridelm.backends.common.processor import processor_entry
+from stridelm.models.builtin import cache_folder
+
+_SECONDS = 240
+
+
+class CannotCompile(Exception):
+    """There is no compiler, or it does not do what it should. The message says which."""
+
+
+def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] = ()) -> Path:
+    """The shared object of a source file, for this processor, and for no other: flags may say so."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise CannotCompile(f"there are none for {platform.machine() or 'this machine'}")
+    texts = [file.read_text() for file in sorted([source, *source.parent.glob("*.h")])]
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    parts = (*texts, compiler or "", *flags, *link_flags, processor_entry("flags"))
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    made = cache_folder() / "native" / f"{source.stem}-{key}.so"
+    if made.is_file():
+        return made
+    if compiler is None:
+        raise CannotCompile("there is no C++ compiler (g++) here")
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            # In two steps: what is linked must be what the flags say, not what the compiler adds for them.
+            unlinked, linked = Path(folder) / "unlinked.o", Path(folder) / made.name
+            _run(compiler, *flags, "-c", str(source), "-o", str(unlinked))
+            _run(compiler, "-shared", *link_flags, str(unlinked), "-o", str(linked))
+            os.replace(linked, made)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CannotCompile(_reason(error)) from error
+    return made
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
+
+
+def _reason(error: Exception) -> str:
+    said = getattr(error, "stderr", "") or str(error)
+    return next((line for line in said.splitlines() if "error" in line), said.strip() or type(error).__name__)

@@ -1,0 +1,66 @@
+"""Whether the GPU backend runs a model: what its kernels cover, then a trial against torch's own forward."""
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from transformers import PreTrainedModel
+
+from stridelm.backends.gpu.weights import Weights, is_supported, stack
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import TorchGate
+from stridelm.backends.torch.support import TOLERANCE, TRIAL_TOKENS, distance, trial_ids, trial_logits
+from stridelm.layout import lay_out, make_block
+from stridelm.models.adapter import Adapter
+from stridelm.types import ROOT
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """A network's weights as the GPU backend takes them, and the gate of its adapter."""
+
+    weights: Weights
+    gate: TorchGate | None
+
+
+def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None:
+    """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
+    something."""
+    if not has_kernels(network.device) or not is_supported(network, adapter):
+        return None
+    if network.device.type == "cuda":
+        torch.cuda.set_device(network.device)  # Triton launches on the current one
+    expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
+    weights = stack(network, adapter)
+    gate = None if adapter is None else TorchGate(network, adapter)
+    try:
+        apart = distance(expected, _trial(network, weights, gate))
+    except Exception as error:  # a compiler's, or of too little shared memory: whatever it is, torch can run the model
+        log.warning("the GPU kernels do not run here (%s): torch runs this model", error)
+        return None
+    if not apart <= TOLERANCE[network.dtype]:
+        log.warning("the GPU kernels give other logits (relative difference %.1e): torch runs this model", apart)
+        return None
+    return Stacked(weights, gate)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels run there at all."""
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def _trial(network: PreTrainedModel, weights: Weights, gate: TorchGate | None) -> torch.Tensor:
+    """What the kernels say behind a few tokens; steps with masks are run, too, since others do not compile them."""
+    from stridelm.backends.gpu.forward import GpuForward
+
+    forward = GpuForward(network, weights, 64, gate)
+    logits = trial_logits(forward, network)
+    if gate is not None:
+        table = forward.cache.open()
+        forward(lay_out([make_block(0, trial_ids(network), anchors=[ROOT], masks=gate.k - 1)]), [table])
+    return logits

@@ -1,0 +1,293 @@
+"""Triton kernels: the products of a layer, with what stands before and behind them.
+
+    turned_heads   query-key-value product, rotation; keys and values go straight into the cache
+    added          product of attention's or the units' output, added to the residual
+    gated_units    gate and up product, SiLU, their product
+    scored         the output head, with every tile's best token and its part of the softmax's sum
+
+A norm is a weight per input and a scale per row. Whoever writes the residual also writes it times the weight of the
+norm that comes next, as `x`, and the sum of squares of its own outputs; whoever reads `x` scales its product at the
+end. So the products' inner loops hold nothing but loads and dots.
+
+A tile has 64 rows whatever the step has, and sums over the inputs in order: a row's bits do not depend on the others.
+Real rows come first, mask rows behind them. There are two ways to an adapter's part in what mask rows get:
+
+    MERGED   they read weights of their own, into which the adapter is merged and which lie behind the base's; no tile
+             holds both kinds of rows. No tile takes longer than a plain one, but a step reads twice as many weights:
+             for small models, where it waits rather than reads.
+    LOW      the first programs of a tile of rows multiply these with the adapter's first factors, as if they stood
+             above the weight. When the others have their own product, that one is ready for the second factor: it is
+             applied at the tile's end, times the row's gate. Programs begin in their order, so nobody waits in vain.
+
+Shape letters: M rows, C inputs, N outputs, R rank, H query heads, G key-value heads, D head size, I inner units,
+S cache slots, V vocabulary.
+"""
+
+# What a kernel is written in only looks like Python.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportGeneralTypeIssues=false
+import triton
+import triton.language as tl
+
+from stridelm.backends.gpu.ahead import await_inputs, fetch_rows, let_next_begin
+from stridelm.backends.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, up_of, weights_of
+
+
+@triton.jit
+def embedded(
+    ids, masks, table, mask_table, norm, residual, x, squares,
+    C: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr, BT: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One row per program: its token's embedding, or the one of its depth among masks."""
+    await_inputs(AHEAD)
+    row = tl.program_id(0)
+    at = tl.arange(0, BC)
+    depth = tl.load(masks + row)
+    if depth > 0:
+        value = tl.load(mask_table + (depth - 1) * C + at, mask=at < C, other=0.0)
+    else:
+        token = tl.maximum(tl.load(ids + row), 0).to(tl.int64)  # a draft that is not there yet is -1
+        value = tl.load(table + token * C + at, mask=at < C, other=0.0)
+    let_next_begin(AHEAD)
+    value = value.to(tl.float32)
+    tl.store(residual + row * C + at, value, mask=at < C)
+    scale = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    tl.store(x + row * C + at, (value * scale).to(x.dtype.element_ty), mask=at < C)
+    tile = tl.arange(0, BT)
+    total = tl.sum(value * value, axis=0)
+    tl.store(squares + row * TILES + tile, tl.where(tile == 0, total, 0.0), mask=tile < TILES)
+
+
+@triton.jit(do_not_specialize=["real", "M"])
+def turned_heads(
+    x, squares, weight, bias, head_norms, down, up, low, done, cosine, sine,
+    blocks, depths, offsets, masks, starts, tables, query, keys, values, real, M, eps,
+    C: tl.constexpr, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, SPLIT: tl.constexpr,
+    R: tl.constexpr, BR: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr,
+    HEAD_NORMED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """One head of one tile of rows, or one of the SPLIT parts of its halves. These are two products, since the rotation
+    mixes them."""
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < 3 * R // BR:
+            if has_masks:
+                await_inputs(AHEAD)
+                scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, 3 * R, BR, BK)
+            return
+        own -= 3 * R // BR
+    head = own // SPLIT
+    half_N = own % SPLIT * HALF + tl.arange(0, HALF)
+    if MERGED:
+        weight += of_masks.to(tl.int64) * ((H + 2 * G) * D * C)
+    fetch_rows(weight, head * D + own % SPLIT * HALF, HALF, (H + 2 * G) * D, C, AHEAD)
+    fetch_rows(weight, head * D + D // 2 + own % SPLIT * HALF, HALF, (H + 2 * G) * D, C, AHEAD)
+    first, second = head * D, head * D + D // 2
+    kind = (head >= H).to(tl.int32) + (head >= H + G).to(tl.int32)
+    is_row_M = row_M < end
+    is_half_N = half_N < D // 2
+    # What the end needs is asked for first: each of these waits for the one before it.
+    block_M = tl.load(blocks + row_M, mask=is_row_M, other=0)
+    start_M = tl.load(starts + block_M, mask=is_row_M, other=0)
+    position_M = start_M + tl.load(depths + row_M, mask=is_row_M, other=0)
+    place_M = start_M + tl.load(offsets + row_M, mask=is_row_M, other=0)
+    page_M = tl.load(tables + block_M * PAGES + place_M // PAGE, mask=is_row_M, other=0)
+    slot_M = page_M.to(tl.int64) * PAGE + place_M % PAGE
+    angle_MN = position_M[:, None] * (D // 2) + half_N[None, :]
+    cosine_MN = tl.load(cosine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+    sine_MN = tl.load(sine + angle_MN, mask=is_row_M[:, None] & is_half_N[None, :], other=0.0)
+    if LOW:
+        one_up_RN = up_of(up, half_N, first, D // 2, R)
+        two_up_RN = up_of(up, half_N, second, D // 2, R)
+    await_inputs(AHEAD)
+    scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+    one_MN = tl.zeros((BM, HALF), tl.float32)
+    two_MN = tl.zeros((BM, HALF), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = rows_of(x, row_M, k, end, C, BK)
+        one_MN = tl.dot(x_MK, weights_of(weight, half_N, first, D // 2, k, C, BK), one_MN, input_precision="ieee")
+        two_MN = tl.dot(x_MK, weights_of(weight, half_N, second, D // 2, k, C, BK), two_MN, input_precision="ieee")
+    let_next_begin(AHEAD)
+    one_MN *= scale_M[:, None]
+    two_MN *= scale_M[:, None]
+    if LOW:
+        if has_masks:
+            await_low(done, tile, 3 * R // BR)
+            one_MN += raised(low, row_M, end, one_up_RN, kind, R, 3)
+            two_MN += raised(low, row_M, end, two_up_RN, kind, R, 3)
+    if BIASED:
+        one_MN += tl.load(bias + first + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
+        two_MN += tl.load(bias + second + half_N, mask=is_half_N, other=0.0).to(tl.float32)[None, :]
+    # Rounded here: what the compiler makes of a sum and what follows it must not depend on what was summed.
+    one_MN = one_MN.to(x.dtype.element_ty).to(tl.float32)
+    two_MN = two_MN.to(x.dtype.element_ty).to(tl.float32)
+    if HEAD_NORMED:
+        if kind < 2:
+            length_M = tl.sum(one_MN * one_MN, axis=1) + tl.sum(two_MN * two_MN, axis=1)
+            turn_M = 1 / tl.sqrt(length_M / D + eps)
+            one_N = tl.load(head_norms + kind * D + half_N, mask=is_half_N, other=0.0).to(tl.float32)
+            two_N = tl.load(head_norms + kind * D + D // 2 + half_N, mask=is_half_N, other=0.0).to(tl.float32)
+            one_MN = (one_MN * turn_M[:, None] * one_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
+            two_MN = (two_MN * turn_M[:, None] * two_N[None, :]).to(x.dtype.element_ty).to(tl.float32)
+    if kind < 2:
+        turned_MN = one_MN * cosine_MN - two_MN * sine_MN
+        two_MN = two_MN * cosine_MN + one_MN * sine_MN
+        one_MN = turned_MN
+    stored = is_row_M[:, None] & is_half_N[None, :]
+    if kind == 0:
+        to_MN = query + row_M[:, None] * (H * D) + head * D + half_N[None, :]
+        tl.store(to_MN, one_MN.to(query.dtype.element_ty), mask=stored)
+        tl.store(to_MN + D // 2, two_MN.to(query.dtype.element_ty), mask=stored)
+    else:
+        at_MN = slot_M[:, None] * (G * D) + half_N[None, :]
+        to_MN = keys + at_MN + (head - H) * D
+        if kind == 2:
+            to_MN = values + at_MN + (head - H - G) * D
+        tl.store(to_MN, one_MN.to(keys.dtype.element_ty), mask=stored)
+        tl.store(to_MN + D // 2, two_MN.to(keys.dtype.element_ty), mask=stored)
+
+
+@triton.jit(do_not_specialize=["real", "M"])
+def added(
+    inputs, weight, bias, down, up, low, done, masks, residual, norm, x, squares, real, M,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+    MERGED: tl.constexpr, LOW: tl.constexpr, BIASED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """residual += inputs weight^T, and what the next norm needs of the sum."""
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < R // BR:
+            if has_masks:
+                await_inputs(AHEAD)
+                lower(inputs, row_M, end, down, own, masks, row_M * 0 + 1.0, low, done, tile, C, R, BR, BK)
+            return
+        own -= R // BR
+    if MERGED:
+        weight += of_masks.to(tl.int64) * (N * C)
+    fetch_rows(weight, own * BN, BN, N, C, AHEAD)
+    out_N = own * BN + tl.arange(0, BN)
+    norm_N = tl.load(norm + out_N, mask=out_N < N, other=0.0).to(tl.float32)
+    if LOW:
+        up_RN = up_of(up, out_N, 0, N, R)
+    await_inputs(AHEAD)
+    at_MN = row_M[:, None] * N + out_N[None, :]
+    stored = (row_M[:, None] < end) & (out_N[None, :] < N)
+    before_MN = tl.load(residual + at_MN, mask=stored, other=0.0)
+    sum_MN = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = rows_of(inputs, row_M, k, end, C, BK)
+        sum_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), sum_MN, input_precision="ieee")
+    let_next_begin(AHEAD)
+    if LOW:
+        if has_masks:
+            await_low(done, tile, R // BR)
+            sum_MN += raised(low, row_M, end, up_RN, 0, R, 1)
+    if BIASED:
+        sum_MN += tl.load(bias + out_N, mask=out_N < N, other=0.0).to(tl.float32)[None, :]
+    sum_MN = before_MN + sum_MN
+    tl.store(residual + at_MN, sum_MN, mask=stored)
+    tl.store(x + at_MN, (sum_MN * norm_N[None, :]).to(x.dtype.element_ty), mask=stored)
+    total_M = tl.sum(tl.where(stored, sum_MN * sum_MN, 0.0), axis=1)
+    tl.store(squares + row_M * tl.cdiv(N, BN) + own, total_M, mask=row_M < end)
+
+
+@triton.jit(do_not_specialize=["real", "M"])
+def gated_units(
+    x, squares, weight, down, up, low, done, masks, units, real, M, eps,
+    N: tl.constexpr, C: tl.constexpr, R: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+    TILES: tl.constexpr, BT: tl.constexpr, MERGED: tl.constexpr, LOW: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up: the weight holds the N rows of the one, then those of the other."""
+    tile, own = tl.program_id(0), tl.program_id(1)
+    row_M, end, of_masks = tile_of(tile, real, M, BM, MERGED)
+    has_masks = (tile + 1) * BM > real
+    if LOW:
+        if own < 2 * R // BR:
+            if has_masks:
+                await_inputs(AHEAD)
+                scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+                lower(x, row_M, end, down, own, masks, scale_M, low, done, tile, C, 2 * R, BR, BK)
+            return
+        own -= 2 * R // BR
+    if MERGED:
+        weight += of_masks.to(tl.int64) * (2 * N * C)
+    fetch_rows(weight, own * BN, BN, 2 * N, C, AHEAD)
+    fetch_rows(weight, N + own * BN, BN, 2 * N, C, AHEAD)
+    out_N = own * BN + tl.arange(0, BN)
+    if LOW:
+        gate_up_RN = up_of(up, out_N, 0, N, R)
+        up_up_RN = up_of(up, out_N, N, N, R)
+    await_inputs(AHEAD)
+    gate_MN = tl.zeros((BM, BN), tl.float32)
+    up_MN = tl.zeros((BM, BN), tl.float32)
+    scale_M = scale_of(squares, row_M, end, eps, C, TILES, BT)
+    for k in range(0, C, BK):
+        x_MK = rows_of(x, row_M, k, end, C, BK)
+        gate_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, N, k, C, BK), gate_MN, input_precision="ieee")
+        up_MN = tl.dot(x_MK, weights_of(weight, out_N + N, 0, 2 * N, k, C, BK), up_MN, input_precision="ieee")
+    let_next_begin(AHEAD)
+    gate_MN *= scale_M[:, None]
+    up_MN *= scale_M[:, None]
+    if LOW:
+        if has_masks:
+            await_low(done, tile, 2 * R // BR)
+            gate_MN += raised(low, row_M, end, gate_up_RN, 0, R, 2)
+            up_MN += raised(low, row_M, end, up_up_RN, 1, R, 2)
+    gate_MN = gate_MN.to(x.dtype.element_ty).to(tl.float32)
+    up_MN = up_MN.to(x.dtype.element_ty).to(tl.float32)
+    units_MN = gate_MN / (1 + tl.exp(-gate_MN)) * up_MN
+    stored = (row_M[:, None] < end) & (out_N[None, :] < N)
+    tl.store(units + row_M[:, None] * N + out_N[None, :], units_MN.to(units.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def normed_rows(x, norm, wanted, normed, eps, C: tl.constexpr, BC: tl.constexpr, AHEAD: tl.constexpr):
+    """What the output head reads of the wanted rows, one per program; row -1 stands for none."""
+    await_inputs(AHEAD)
+    place = tl.program_id(0)
+    row = tl.load(wanted + place)
+    at = tl.arange(0, BC)
+    held = (at < C) & (row >= 0)
+    value = tl.load(x + row * C + at, mask=held, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, axis=0) / C + eps)
+    weight = tl.load(norm + at, mask=at < C, other=0.0).to(tl.float32)
+    let_next_begin(AHEAD)
+    tl.store(normed + place * C + at, (value * scale * weight).to(normed.dtype.element_ty), mask=at < C)
+
+
+@triton.jit
+def scored(
+    x, weight, bias, logits, best, best_token, exponentials, M,
+    V: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BIASED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Logits, and of every tile of tokens the best one, its logit, and the sum of e^(logit - that)."""
+    await_inputs(AHEAD)
+    # Tiles of rows that read the same weights run side by side, while these are in the cache.
+    tile = tl.program_id(1)
+    out_N = tile * BN + tl.arange(0, BN)
+    row_M = tl.program_id(0) * BM + tl.arange(0, BM)
+    sum_MN = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, C, BK):
+        x_MK = rows_of(x, row_M, k, M, C, BK)
+        sum_MN = tl.dot(x_MK, weights_of(weight, out_N, 0, V, k, C, BK), sum_MN, input_precision="ieee")
+    if BIASED:
+        sum_MN += tl.load(bias + out_N, mask=out_N < V, other=0.0).to(tl.float32)[None, :]
+    stored = (row_M[:, None] < M) & (out_N[None, :] < V)
+    at_MN = row_M[:, None].to(tl.int64) * V + out_N[None, :]
+    tl.store(logits + at_MN, sum_MN, mask=stored)
+    let_next_begin(AHEAD)
+    sum_MN = tl.where(out_N[None, :] < V, sum_MN, float("-inf"))
+    best_M, place_M = tl.max(sum_MN, axis=1, return_indices=True)
+    at_M = row_M * TILES + tile
+    tl.store(best + at_M, best_M, mask=row_M < M)
+    tl.store(best_token + at_M, tile * BN + place_M, mask=row_M < M)
+    tl.store(exponentials + at_M, tl.sum(tl.exp(sum_MN - best_M[:, None]), axis=1), mask=row_M < M)

@@ -1,0 +1,56 @@
+"""Prompts of rollouts, read by the GPU's kernels. Each place of a stepper has its own pages of the cache for good."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+
+from stridelm.backends.gpu.forward import GpuForward
+from stridelm.backends.gpu.weights import Weights
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.cache.kv_cache import BLOCK_SIZE, blocks_for
+from stridelm.layout import lay_out, make_block
+from stridelm.params import InputError
+
+_ROWS = 16384
+"""Of prompts that are read together."""
+
+
+class GpuTexts:
+    """The cache of a number of places. Keeps `engine.rollout.PromptReader`."""
+
+    def __init__(self, checkpoint: Checkpoint, weights: Weights, places: int, width: int) -> None:
+        """`weights` were stacked from the checkpoint's network; `width`: maximum number of tokens of a text."""
+        room = blocks_for(width) * BLOCK_SIZE + BLOCK_SIZE
+        # Prompts come in many shapes, and long ones: a graph of each would hold more memory than it saves time.
+        try:
+            self.forward = GpuForward(checkpoint.network, weights, places * room, captures=False)
+        except InputError as error:
+            raise InputError(
+                f"there is no memory for {places} answers at once, with {width} tokens each: write fewer "
+                "(--rollout-batch)"
+            ) from error
+        self.tables = [self.forward.cache.open(room) for _ in range(places)]
+
+    def read(self, prompts: Mapping[int, Items[int]]) -> Mapping[int, Items[int]]:
+        for group in _groups(prompts):
+            tables = [self.tables[place] for place in group]
+            self.forward(lay_out([make_block(0, tokens, reads_logits=False) for tokens in group.values()]), tables)
+            for table in tables:
+                # Which tokens are in its blocks only the device knows from here on.
+                self.forward.cache.truncate(table, 0)
+        return {place: self.tables[place].blocks for place in prompts}
+
+
+def _groups(prompts: Mapping[int, Items[int]]) -> Iterator[dict[int, Items[int]]]:
+    """Prompts that are read together, short ones with short ones: the longest decides how far attention looks."""
+    group: dict[int, Items[int]] = {}
+    rows = 0
+    for place, tokens in sorted(prompts.items(), key=lambda entry: len(entry[1])):
+        if not tokens:
+            continue
+        if group and rows + len(tokens) > _ROWS:
+            yield group
+            group, rows = {}, 0
+        group[place] = tokens
+        rows += len(tokens)
+    if group:
+        yield group

@@ -1,0 +1,268 @@
+"""A Llama-family network's weights as the kernels read them: what is multiplied together lies together.
+
+The network keeps its layers, whose weights become views of the stacked ones: nothing is held twice.
+
+Shape letters: C model width, H query heads, G key-value heads, D head size, I inner units, R rank, V vocabulary,
+P positions, K masks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from stridelm.backends.common.scorer import cap_of
+from stridelm.backends.torch.attention import layer_window
+from stridelm.models.adapter import Adapter
+from stridelm.models.sequential_head import SequentialHead
+
+FAMILIES = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+}
+"""By the model types of their configurations, the layers that the kernels compute."""
+DTYPES = (torch.bfloat16, torch.float32)
+"""float16 has no room for a residual that is not normed yet."""
+_SMALL = 2 << 30
+"""Bytes of a model up to which reading weights twice costs less than low-rank parts do."""
+_WIDEST_FLOAT32 = 64
+"""Values of a head in float32 that a tile of keys has shared memory for."""
+BEYOND = 128
+"""Positions behind the longest text that are known."""
+_TARGETS = {
+    "heads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "units": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix, and what an adapter adds to the linear layers that it joins: a second matrix for mask rows, in which
+    their low-rank parts are merged, or these parts."""
+
+    weight_KNC: torch.Tensor
+    """The base's own; then that for mask rows, if there is one."""
+    bias_N: torch.Tensor | None
+    down_RC: torch.Tensor | None
+    """The first factors of the parts, one under the other."""
+    up_NR: torch.Tensor | None
+    """The second ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    heads: Product
+    output: Product
+    units: Product
+    down: Product
+    norm_before_attention_C: torch.Tensor
+    norm_before_units_C: torch.Tensor
+    head_norms_2D: torch.Tensor | None
+    """Of queries, of keys (Qwen 3)."""
+    window: int
+    """0 where a row sees everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """The sequential head, taken apart by what each part reads."""
+
+    size: int
+    output_weight_SC: torch.Tensor
+    """Of a mask's output, both halves of the state's input."""
+    before_weight_SC: torch.Tensor
+    """Of the token before."""
+    bias_S: torch.Tensor
+    carry_weight_SS: torch.Tensor
+    write_weight_SC: torch.Tensor
+    """Transposed: it is multiplied by rows of the output head."""
+
+    @classmethod
+    def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "Drafting":
+        width = head.write.out_features
+        return cls(
+            head.size,
+            *(
+                part.to(device, dtype).contiguous()
+                for part in (
+                    head.read.weight[:, :width],
+                    head.read.weight[:, width:],
+                    head.read.bias,
+                    head.carry.weight,
+                    head.write.weight.T,
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    layers: tuple[Layer, ...]
+    embedding_VC: torch.Tensor
+    mask_embedding_KC: torch.Tensor
+    norm_C: torch.Tensor
+    head_VC: torch.Tensor
+    head_bias_V: torch.Tensor | None
+    cosine_PD: torch.Tensor
+    """Half a head wide, in float32."""
+    sine_PD: torch.Tensor
+    query_heads: int
+    key_heads: int
+    head_size: int
+    inner: int
+    rank: int
+    """Of the low-rank parts as stored: a power of two, filled up with zeros. 16 where there are none."""
+    epsilon: float
+    scaling: float
+    drafting: Drafting | None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether mask rows have matrices of their own."""
+        return len(self.layers[0].heads.weight_KNC) > 1
+
+    @property
+    def width(self) -> int:
+        return self.embedding_VC.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding_VC.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding_VC.device
+
+
+def is_supported(network: PreTrainedModel, adapter: Adapter | None) -> bool:
+    """Whether the kernels compute this network, with this adapter."""
+    layers = getattr(network.base_model, "layers", ())
+    names = {name for names in _TARGETS.values() for name in names}
+    targets = () if adapter is None else adapter.config.targets
+    return (
+        len(layers) > 0
+        and all(type(layer).__name__ in FAMILIES.values() and _is_plain(layer) for layer in layers)
+        and network.dtype in DTYPES
+        and (network.dtype != torch.float32 or layers[0].self_attn.head_dim <= _WIDEST_FLOAT32)
+        and cap_of(network) is None
+        and all(target.startswith("model.layers.") and target.split(".", 3)[3] in names for target in targets)
+    )
+
+
+def _is_plain(layer: Any) -> bool:
+    mlp = (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    return layer.mlp.config.hidden_act == "silu" and all(linear.bias is None for linear in mlp)
+
+
+@torch.no_grad()  # inference tensors could not be trained through, and the network's weights become views of these
+def stack(network: PreTrainedModel, adapter: Adapter | None = None, *, merges: bool | None = None) -> Weights:
+    """The weights of a network that `is_supported`. Its layers read them from where they then lie. `merges`: whether
+    mask rows get matrices of their own; small models can afford it."""
+    whole: Any = network
+    decoder, config = whole.base_model, network.config.get_text_config()
+    attention = decoder.layers[0].self_attn
+    rank = 16 if adapter is None else max(16, 1 << (adapter.config.rank - 1).bit_length())
+    if merges is None:
+        merges = sum(weight.nbytes for weight in network.parameters()) <= _SMALL
+    # Drafts and masks may lie behind the last position that a text may have.
+    positions = torch.arange(int(config.max_position_embeddings) + BEYOND, device=network.device)[None]
+    cosine_1PD, sine_1PD = decoder.rotary_emb(torch.zeros(1, device=network.device), position_ids=positions)
+    half = attention.head_dim // 2
+    sequential = None if adapter is None else adapter.sequential_head()
+    embedding = whole.get_input_embeddings().weight
+    head = whole.get_output_embeddings()
+    masks = embedding.new_zeros(1, embedding.shape[1]) if adapter is None else adapter.mask_embedding
+    return Weights(
+        layers=tuple(_layer(network, index, adapter, rank, merges) for index in range(len(decoder.layers))),
+        embedding_VC=embedding.detach(),
+        mask_embedding_KC=masks.to(network.device, network.dtype).contiguous(),
+        norm_C=decoder.norm.weight.detach(),
+        head_VC=head.weight.detach(),
+        head_bias_V=None if head.bias is None else head.bias.detach(),
+        cosine_PD=cosine_1PD[0, :, :half].float().contiguous(),
+        sine_PD=sine_1PD[0, :, :half].float().contiguous(),
+        query_heads=int(config.num_attention_heads),
+        key_heads=int(config.num_key_value_heads),
+        head_size=int(attention.head_dim),
+        inner=int(config.intermediate_size),
+        rank=rank,
+        epsilon=float(config.rms_norm_eps),
+        scaling=float(attention.scaling),
+        drafting=None if sequential is None else Drafting.of(sequential, network.dtype, network.device),
+    )
+
+
+def _layer(network: Any, index: int, adapter: Adapter | None, rank: int, merges: bool) -> Layer:
+    layer = network.base_model.layers[index]
+    attention = layer.self_attn
+    products = {
+        name: _product(
+            [layer.get_submodule(target) for target in targets],
+            [f"model.layers.{index}.{target}" for target in targets],
+            adapter,
+            rank,
+            merges,
+        )
+        for name, targets in _TARGETS.items()
+    }
+    norms = [getattr(attention, name).weight.detach() for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    return Layer(
+        **products,
+        norm_before_attention_C=layer.input_layernorm.weight.detach(),
+        norm_before_units_C=layer.post_attention_layernorm.weight.detach(),
+        head_norms_2D=torch.stack(norms) if norms else None,
+        window=layer_window(attention.config, index) or 0,
+    )
+
+
+def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None, rank: int, merges: bool) -> Product:
+    outputs = [linear.out_features for linear in linears]
+    firsts = [sum(outputs[:number]) for number in range(len(outputs))]
+    kinds = 2 if adapter is not None and merges else 1
+    weight_KNC = _together(linears) if kinds == 1 else None
+    if weight_KNC is None:
+        weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
+        for first, linear in zip(firsts, linears, strict=True):
+            weight_KNC[:, first : first + linear.out_features] = linear.weight
+            # The parameter stays the same: others may share it.
+            linear.weight.data = weight_KNC[0, first : first + linear.out_features]
+    bias_N = None
+    if any(linear.bias is not None for linear in linears):
+        bias_N = torch.cat(
+            [weight_KNC.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias for linear in linears]
+        )
+    if adapter is None:
+        return Product(weight_KNC, bias_N, None, None)
+    down_RC = None if merges else weight_KNC.new_zeros(rank * len(linears), weight_KNC.shape[2])
+    up_NR = None if merges else weight_KNC.new_zeros(weight_KNC.shape[1], rank)
+    for number, (first, name) in enumerate(zip(firsts, names, strict=True)):
+        if name not in adapter.config.targets:
+            continue
+        down, up = (factor.to(weight_KNC.device) for factor in adapter.low_rank(name))
+        if down_RC is None or up_NR is None:
+            own = weight_KNC[1, first : first + len(up)]
+            own.copy_(own.float() + up.float() @ down.float())
+        else:
+            down_RC[number * rank : number * rank + len(down)] = down
+            up_NR[first : first + len(up), : up.shape[1]] = up
+    return Product(weight_KNC, bias_N, down_RC, up_NR)
+
+
+def _together(linears: list[nn.Linear]) -> torch.Tensor | None:
+    """The weights of layers that lie together already, as one; None where they do not. A network may be stacked for
+    one engine after another."""
+    weights = [linear.weight for linear in linears]
+    place = weights[0].data_ptr()
+    for weight in weights:
+        is_same = weight.untyped_storage().data_ptr() == weights[0].untyped_storage().data_ptr()
+        if not is_same or weight.data_ptr() != place or not weight.is_contiguous():
+            return None
+        place += weight.nbytes
+    size = (1, sum(map(len, weights)), weights[0].shape[1])
+    return weights[0].detach().as_strided(size, (size[1] * size[2], size[2], 1))

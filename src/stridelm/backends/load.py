@@ -1,0 +1,62 @@
+"""Which backend runs a model: the kernels where they fit, torch everywhere else."""
+
+import logging
+from pathlib import Path
+
+from stridelm.backends.common.compiler import CannotCompile
+from stridelm.backends.native.source import DoesNotFit
+from stridelm.models.target import Parts
+from stridelm.params import InputError
+from stridelm.settings import AUTO_DTYPE, LoadSettings
+
+log = logging.getLogger("stridelm")
+
+_OWN_DTYPES = (AUTO_DTYPE, "float32")
+"""The native backend's: it has a kind of numbers of its own."""
+
+
+def load_parts(
+    model: str,
+    settings: LoadSettings,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | Path | None = None,
+    heads: str | Path | None = None,
+) -> Parts:
+    """As `stridelm.load` takes them."""
+    is_asked_for = settings.backend == "native" or settings.quantize is not None
+    if is_asked_for:
+        _check_place(settings)
+    if is_asked_for or (settings.backend == "auto" and _may_be_native(settings)):
+        from stridelm.backends.native import load as backend
+
+        try:
+            return backend.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+        except (DoesNotFit, CannotCompile) as error:
+            if is_asked_for:
+                raise InputError(f"{model}: the native backend {_reason(error)}") from error
+            if isinstance(error, CannotCompile):
+                log.warning("the native backend %s: torch serves, which is slower", _reason(error))
+    if settings.activations != "int16":
+        raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
+    # Here, not above: torch takes two seconds to import.
+    from stridelm.backends.torch import load as torch_backend
+
+    return torch_backend.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+
+
+def _reason(error: Exception) -> str:
+    return f"cannot be used ({error})" if isinstance(error, CannotCompile) else str(error)
+
+
+def _check_place(settings: LoadSettings) -> None:
+    if settings.device not in ("auto", "cpu"):
+        raise InputError(f"the native backend runs on a CPU, not on {settings.device}: leave out --device")
+    if settings.dtype not in _OWN_DTYPES:
+        raise InputError(f"the native backend has no dtype {settings.dtype}: leave out --dtype")
+
+
+def _may_be_native(settings: LoadSettings) -> bool:
+    """By what is asked for, and whether there is a GPU that would be taken: asking torch would take two seconds."""
+    has_gpu = any(Path(place).exists() for place in ("/dev/nvidia0", "/dev/kfd"))
+    return settings.dtype in _OWN_DTYPES and (settings.device == "cpu" or (settings.device == "auto" and not has_gpu))

@@ -1,0 +1,134 @@
+"""One forward pass over the packed rows of a step, through the kernels and a cache of our own.
+
+A row's result is the same, to the bit, whatever the rows beside it: so verified decoding equals plain decoding with no
+near-ties to excuse.
+
+Shape letters: Q rows of a step, M mask rows, W wanted rows, C model width, V vocabulary.
+"""
+
+from itertools import accumulate
+
+import numpy as np
+
+from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.native.gate import NativeGate
+from stridelm.backends.native.library import Step, Workspace, library
+from stridelm.backends.native.memory import NativeMemory
+from stridelm.backends.native.weights import Weights, address
+from stridelm.cache.kv_cache import KVCache, Table, blocks_for
+from stridelm.types import Output, Rows
+
+_NONE = np.zeros(0, np.float32)
+
+
+class NativeForward:
+    """A packed model with a KV cache of its own. Several of these may share the weights."""
+
+    backend = "native"
+
+    def __init__(self, weights: Weights, cache_tokens: int) -> None:
+        self.weights = weights
+        self.memory = NativeMemory(weights.shape, blocks_for(cache_tokens))
+        self.cache = KVCache(cache_tokens, self.memory)
+        self.gate = None if weights.conversion is None else NativeGate(weights, weights.conversion)
+        self.width, self.layers = weights.shape.width, weights.shape.layers
+        self.longest = int(weights.packed.notes["context_length"])
+        self._logits = weights.model.head.panels * library().stride_lanes()
+        self._workspace = Workspace()
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What its speed depends on."""
+        processor, lanes = processor_entry("model name"), library().stride_lanes()
+        return self.backend, processor, lanes, self.weights.shape.threads, self.weights.activations
+
+    def with_cache(self, tokens: int) -> "NativeForward":
+        return NativeForward(self.weights, tokens)
+
+    def score(self, hidden_XC: np.ndarray) -> np.ndarray:
+        return self.weights.score(hidden_XC)
+
+    def zeros(self, rows: int) -> np.ndarray:
+        return np.zeros((rows, self.width), np.float32)
+
+    def synchronize(self) -> None:
+        """A call returns when all is done."""
+
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
+        """The host takes part in every step."""
+
+    def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
+        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
+        for table, segment in zip(tables, rows.segments, strict=True):
+            self.cache.append(table, segment.stop - segment.start)
+        count, masks = len(rows.ids_Q), len(rows.mask_rows_M)
+        scored = sum(each.stop - each.start for each in rows.scored_segments)
+        logits_WX = np.empty((scored, self._logits), np.float32)
+        log_sums_W = np.empty(scored, np.float32)
+        hidden_WC = np.empty((len(rows.wanted_W), self.width), np.float32) if masks else None
+        read_LQC = np.empty((len(rows.layers), count, self.width), np.float32)
+        order = self._run(rows, tables, (logits_WX, log_sums_W, hidden_WC, read_LQC))
+        logits_WV = logits_WX[:, : self.weights.vocabulary]
+        if order is not None and len(read_LQC):
+            read_LQC[:, order] = read_LQC.copy()
+        return [
+            Output(
+                logits_WV[scored],
+                None if hidden_WC is None else hidden_WC[wanted],
+                {layer: read_LQC[place, segment] for place, layer in enumerate(rows.layers)},
+                log_sums_W[scored],
+            )
+            for scored, wanted, segment in zip(
+                _one_behind_the_other(rows.scored_segments), rows.wanted_segments, rows.segments, strict=True
+            )
+        ]
+
+    def _run(
+        self, rows: Rows, tables: list[Table], results: tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]
+    ) -> list[int] | None:
+        """Fill the results; returns the order in which the kernels had the rows, if it is another than theirs here.
+
+        Between two forwards of four milliseconds every array that is made shows: the many small numbers of a step are
+        put together as a list, and become one array.
+        """
+        count, real = len(rows.ids_Q), len(rows.ids_Q) - len(rows.mask_rows_M)
+        places = [place for each in rows.segments for place in range(each.stop - each.start)]
+        sequences = [number for number, each in enumerate(rows.segments) for _ in range(each.stop - each.start)]
+        by_row = [rows.positions_Q.tolist(), sequences, places, rows.parents_Q.tolist()]
+        wanted, ids, order = rows.wanted_W.tolist(), rows.ids_Q, None
+        embedded_MC = _NONE
+        if real < count:
+            assert self.gate is not None, "mask rows need an adapter"
+            embedded_MC = self.gate.embedded(rows.mask_depths_M)
+            # The kernels want the masks last, and do not mind where the others are.
+            is_mask = dict.fromkeys(rows.mask_rows_M.tolist())
+            order = [*(row for row in range(count) if row not in is_mask), *is_mask]
+            at = {row: place for place, row in enumerate(order)} | {-1: -1}
+            by_row = [[values[row] for row in order] for values in by_row]
+            by_row[3] = [at[parent] for parent in by_row[3]]
+            wanted, ids = [at[row] for row in wanted], np.ascontiguousarray(ids[order[:real]])
+        assert real == 0 or 0 <= ids.min() <= ids.max() < self.weights.vocabulary, "no such token"
+        scored = [index for each in rows.scored_segments for index in range(each.start, each.stop)]
+        blocks = [block for table in tables for block in table.blocks]
+        starts = [0, *accumulate(len(table.blocks) for table in tables)][:-1]
+        lists = (*by_row, rows.starts, blocks, starts, wanted, scored, rows.layers)
+        sheet = np.array([number for values in lists for number in values], np.int32)
+        first = address(sheet)
+        places_in_sheet = accumulate((4 * len(values) for values in lists[:-1]), initial=first)
+        logits_WX, log_sums_W, hidden_WC, read_LQC = results
+        step = Step(
+            count, real, len(tables), len(wanted), len(scored), len(rows.layers),
+            address(ids), address(embedded_MC), *places_in_sheet, address(logits_WX), address(log_sums_W),
+            None if hidden_WC is None else address(hidden_WC), address(read_LQC),
+        )  # fmt: skip
+        library().stride_forward(self.weights.model, self.memory.cache, step, self._workspace.handle)
+        return order
+
+
+def _one_behind_the_other(segments: tuple[slice, ...]) -> list[slice]:
+    """The same lengths, without the gaps."""
+    packed, start = [], 0
+    for segment in segments:
+        packed.append(slice(start, start + segment.stop - segment.start))
+        start = packed[-1].stop
+    return packed

@@ -1,0 +1,102 @@
+"""Masks on the native backend: their embeddings, and the sequential head that reads what was drafted.
+
+Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state size, N tokens.
+"""
+
+import numpy as np
+
+from stridelm.backends.native.library import Chain, Grown, Sequential, Workspace, library
+from stridelm.backends.native.packed import Packed
+from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
+from stridelm.contracts import Greed, GrownTree
+from stridelm.types import MASKS, DraftTree
+
+READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
+
+
+class NativeGate:
+    """What an adapter brings beside its low-rank parts, which the forward applies."""
+
+    def __init__(self, weights: Weights, conversion: Packed) -> None:
+        self._weights, self._workspace = weights, Workspace()
+        notes = conversion.notes
+        self.k = int(notes["masks"]) + 1
+        self.state_size = int(notes["sequential_size"])
+        self._embedding_DC = conversion.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
+        if self.state_size:
+            matrices, bias = (conversion.matrix(name) for name in (READ, WRITE)), conversion.vector(READ_BIAS)
+            self._sequential = Sequential(*matrices, address(bias), self.state_size)
+
+    def embedded(self, depths_M: np.ndarray) -> np.ndarray:
+        """Of mask rows, by how many masks of their chain they see."""
+        return np.ascontiguousarray(self._embedding_DC[np.minimum(depths_M, len(self._embedding_DC)) - 1])
+
+    def start(self, chains: int) -> np.ndarray:
+        return np.zeros((chains, self.state_size), np.float32)
+
+    def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known,
+        and its states."""
+        assert 0 <= min(before) <= max(before) < self._weights.vocabulary, "no such token"
+        hidden_XC, state_XS = (np.ascontiguousarray(each, np.float32) for each in (hidden_XC, state_XS))
+        before_X = np.array(before, np.int64)
+        added_XC, next_XS = np.empty_like(hidden_XC), np.empty_like(state_XS)
+        library().stride_read_chain(
+            self._weights.model, self._sequential, self._workspace.handle, len(before), address(hidden_XC),
+            address(before_X), address(state_XS), address(added_XC), address(next_XS),
+        )  # fmt: skip
+        return added_XC, next_XS
+
+    def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
+        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
+        output."""
+        assert 0 <= tokens_N.min() <= tokens_N.max() < self._weights.vocabulary, "no such token"
+        tokens_N = np.ascontiguousarray(tokens_N, np.int64)
+        head = self._weights.model.head
+        added_XC = np.zeros((added.size // added.shape[-1], head.groups * 32), np.float32)
+        added_XC[:, : added.shape[-1]] = added.reshape(len(added_XC), -1)
+        moved = np.array(logits, np.float32, order="C")
+        library().stride_add_scores(
+            head, address(tokens_N), len(tokens_N), address(added_XC), len(added_XC), address(moved)
+        )
+        return moved
+
+    def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The so many likeliest tokens, in any order, and their logits."""
+        places_N = np.empty(count, np.int64)
+        library().stride_top(address(logits_V), len(logits_V), count, address(places_N))
+        return places_N, logits_V[places_N]
+
+    def grow(
+        self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed
+    ) -> GrownTree | None:
+        """A greedy tree in one call of the kernels. None without a sequential head."""
+        if not self.state_size:
+            return None
+        depth = len(hidden_DC)
+        assert logits_DV.strides[1] == 4 and 0 <= greed.before < self._weights.vocabulary, "float32 rows, a token"
+        candidates = min(greed.candidates, logits_DV.shape[1])
+        state_1S = np.ascontiguousarray(self.start(1) if state_1S is None else state_1S, np.float32)
+        hidden_DC = np.ascontiguousarray(hidden_DC, np.float32)
+        biased, ends = np.array([*greed.bias], np.int64), np.array([*greed.ends], np.int64)
+        biases = np.array([*greed.bias.values()], np.float32)
+        room = depth * greed.branches
+        counts, bud_nodes = np.zeros(2, np.int64), np.empty(room, np.int64)
+        nodes = np.empty((2, room * greed.branches), np.int64)
+        scores, states_BS = np.empty(room * greed.branches), np.empty((room, self.state_size), np.float32)
+        chain = Chain(
+            depth, candidates, greed.branches, logits_DV.shape[1], logits_DV.strides[0] // 4, greed.before,
+            greed.floor, address(hidden_DC), address(logits_DV[0]), address(state_1S),
+            len(biased), address(biased), address(biases), len(ends), address(ends),
+        )  # fmt: skip
+        first = address(counts)
+        to = Grown(first, first + 8, address(nodes[0]), address(nodes[1]), address(scores), address(bud_nodes),
+                   address(states_BS))  # fmt: skip
+        library().stride_grow(self._weights.model, self._sequential, chain, to, self._workspace.handle)
+        count, buds = counts.tolist()
+        tokens, parents = nodes[:, :count].tolist()
+        tree = DraftTree.of(tokens, parents, MASKS, scores[:count].tolist())
+        return GrownTree(tree, bud_nodes[:buds].tolist(), states_BS)
+
+    def score(self, hidden_XC: np.ndarray) -> np.ndarray:
+        return self._weights.score(hidden_XC)

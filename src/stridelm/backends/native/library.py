@@ -1,0 +1,137 @@
+"""The C interface of the kernels (forward.cpp), for this machine, by ctypes."""
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stridelm.backends.common.compiler import CannotCompile, compiled
+from stridelm.backends.common.processor import processor_entry
+
+_NEEDED = {"avx2", "fma", "f16c"}
+# Contraction off: where a product and a sum are rounded once, the source says so, and every tile does the same.
+SOURCE = Path(__file__).with_name("forward.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
+LINK_FLAGS = ("-pthread",)
+
+
+class Matrix(ctypes.Structure):
+    """Weights in panels; products.h says how."""
+
+    _fields_ = (("weights", c_void_p), ("panels", c_int64), ("groups", c_int64), ("kind", c_int64))
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "width", "heads", "key_heads", "head_size", "inner", "window")),
+        ("threads", c_int64),
+        ("activations", c_int64),
+        ("epsilon", c_float),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, Matrix) for name in ("query_key_value", "attention_output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "bias", "query_norm", "key_norm")),
+    )
+
+
+class Part(ctypes.Structure):
+    _fields_ = (("up", Matrix), ("first", c_int64), ("step", c_int64))
+
+
+class LowRank(ctypes.Structure):
+    _fields_ = (("down", Matrix), ("parts", c_int64), ("part", Part * 3))
+
+
+class Adapter(ctypes.Structure):
+    _fields_ = tuple((name, LowRank) for name in ("query_key_value", "attention_output", "gate_up", "down"))
+
+
+class Model(ctypes.Structure):
+    _fields_ = (
+        ("shape", Shape),
+        ("layers", POINTER(Layer)),
+        ("adapters", POINTER(Adapter)),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("vocabulary", c_int64),
+        ("last_norm", c_void_p),
+        ("frequencies", c_void_p),
+    )
+
+
+class Sequential(ctypes.Structure):
+    _fields_ = (("read", Matrix), ("write", Matrix), ("bias", c_void_p), ("size", c_int64))
+
+
+class Chain(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("depth", "candidates", "branches", "vocabulary", "logits_stride", "before")),
+        ("floor", c_double),
+        *((name, c_void_p) for name in ("outputs", "logits", "state")),
+        *(("biased_count", c_int64), ("biased", c_void_p), ("biases", c_void_p)),
+        *(("end_count", c_int64), ("ends", c_void_p)),
+    )
+
+
+class Grown(ctypes.Structure):
+    _fields_ = tuple(
+        (name, c_void_p) for name in ("nodes", "buds", "tokens", "parents", "scores", "bud_nodes", "states")
+    )
+
+
+class Cache(ctypes.Structure):
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("blocks", c_int64))
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "real", "sequences", "wanted", "scored", "reads")),
+        *((name, c_void_p) for name in ("ids", "masks", "positions", "sequence", "place", "parent", "starts")),
+        *((name, c_void_p) for name in ("blocks", "tables", "wanted_rows", "scored_rows", "read_layers")),
+        *((name, c_void_p) for name in ("logits", "log_sums", "hidden", "read")),
+    )
+
+
+@cache
+def library() -> Any:
+    """The compiled kernels. Raises CannotCompile where they cannot be had."""
+    missing = _NEEDED - set(processor_entry("flags").split())
+    if missing:
+        raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
+    return bind(compiled(SOURCE, FLAGS, LINK_FLAGS))
+
+
+def bind(made: Path) -> Any:
+    try:
+        bound = ctypes.CDLL(str(made))
+    except OSError as error:
+        raise CannotCompile(str(error)) from error
+    bound.stride_lanes.restype = c_int64
+    bound.stride_workspace.restype = c_void_p
+    bound.stride_free_workspace.argtypes = [c_void_p]
+    bound.stride_forward.argtypes = [POINTER(Model), POINTER(Cache), POINTER(Step), c_void_p]
+    bound.stride_product.argtypes = [POINTER(Matrix), c_int64, c_int64, c_void_p, c_int64, c_void_p]
+    bound.stride_unpack.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p]
+    bound.stride_read_chain.argtypes = [POINTER(Model), POINTER(Sequential), c_void_p, c_int64, *[c_void_p] * 5]
+    bound.stride_add_scores.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    bound.stride_top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    bound.stride_grow.argtypes = [POINTER(Model), POINTER(Sequential), POINTER(Chain), POINTER(Grown), c_void_p]
+    bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
+    for name in ("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "grow", "unpack", "move"):
+        getattr(bound, f"stride_{name}").restype = None
+    return bound
+
+
+class Workspace:
+    """What the kernels keep between steps. For one step at a time."""
+
+    def __init__(self) -> None:
+        self._free = library().stride_free_workspace
+        self.handle = library().stride_workspace()
+
+    def __del__(self) -> None:
+        self._free(self.handle)

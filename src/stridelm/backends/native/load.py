@@ -1,0 +1,133 @@
+"""Models that the kernels run: packed when they are first loaded, memory-mapped from then on, without torch."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from stridelm.backends.native.forward import NativeForward
+from stridelm.backends.native.library import library
+from stridelm.backends.native.packed import Packed, file_identity, packed_folder, read_or_pack
+from stridelm.backends.native.source import Source, find_source
+from stridelm.backends.native.weights import make_weights
+from stridelm.contracts import Heads
+from stridelm.models import builtin
+from stridelm.models.preview import adapter_folder, own_draft
+from stridelm.models.target import Draft, Parts, Target
+from stridelm.models.tokenizer import Tokenizer
+from stridelm.settings import LoadSettings
+
+
+@dataclass(frozen=True, slots=True)
+class NativeTarget(Target):
+    """A packed model."""
+
+    packed: Packed
+    activations: str
+
+    @property
+    def description(self) -> str:
+        numbers, divergence = self.packed.notes["numbers"], self.drift["divergence"]
+        return (
+            f"{self.name} in {numbers} with {self.activations} activations (KL {divergence:.0e} from float32) on cpu, "
+            "one token at a time"
+        )
+
+    @property
+    def is_verified_exactly(self) -> bool:
+        return True
+
+    @property
+    def device(self) -> str:
+        return "CPU"
+
+    @property
+    def drift(self) -> dict[str, float]:
+        """From float32, as `native/drift.py` has measured it."""
+        return self.packed.notes["drift"][self.activations]
+
+
+def load_parts(
+    model: str,
+    settings: LoadSettings,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | Path | None = None,
+    heads: str | Path | None = None,
+) -> Parts:
+    """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
+    there are none."""
+    lanes = int(library().stride_lanes())
+    source = find_source(model, settings)
+    packed, where = _packed(source, lanes)
+    given = adapter_folder(model, adapter)
+    conversion = packed if packed.notes["masks"] else None
+    if given is not None:
+        conversion = _conversion(given, model, packed, lanes)
+    target = NativeTarget(
+        name=model,
+        tokenizer=Tokenizer.from_folder(where),
+        eos_ids=frozenset(packed.notes["eos_ids"]),
+        context_length=packed.notes["context_length"],
+        vocabulary=packed.notes["vocabulary"],
+        fingerprint=packed.notes["fingerprint"],
+        packed=packed,
+        activations=settings.activations,
+    )
+    with_it, own_heads = own_draft(model), builtin.builtin_heads() if model == builtin.NAME else None
+    weights = make_weights(packed, conversion, settings.threads, settings.activations)
+    return Parts(
+        target,
+        NativeForward(weights, settings.cache_tokens),
+        None if draft_model is None else _draft(str(draft_model), target, settings),
+        None if heads is None else _heads(Path(heads), target),
+        None if with_it is None else cache(lambda: _draft(str(with_it), target, settings)),
+        None if own_heads is None else cache(lambda: _heads(own_heads, target)),
+    )
+
+
+def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
+    folder = packed_folder((*source.identity, lanes))
+
+    def pack() -> None:
+        from stridelm.backends.native.pack import pack
+
+        pack(source, folder, lanes)
+
+    return read_or_pack(folder, lanes, pack), folder
+
+
+def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
+    """The packed form of an adapter."""
+    packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
+
+    def pack() -> None:
+        from stridelm.backends.native.conversion import pack_adapter
+        from stridelm.models.adapter import check_base, load_adapter
+
+        adapter = load_adapter(folder)
+        check_base(folder, adapter, model, packed.notes["fingerprint"])
+        pack_adapter(folder, adapter, packed, packed_to, lanes)
+
+    return read_or_pack(packed_to, lanes, pack)
+
+
+def _identity(folder: Path) -> tuple[object, ...]:
+    """Of an adapter's files: the settings by content, the weights by size and time."""
+    try:
+        content = hashlib.sha256((folder / "adapter.json").read_bytes()).hexdigest()
+    except OSError:
+        return (str(folder),)  # loading it will tell what is wrong
+    return str(folder.resolve()), content, *map(file_identity, sorted(folder.glob("*.safetensors")))
+
+
+def _heads(folder: Path, target: Target) -> Heads:
+    from stridelm.backends.native.torch_parts import load_numpy_heads
+
+    return load_numpy_heads(folder, target)
+
+
+def _draft(name: str, target: Target, settings: LoadSettings) -> Draft:
+    from stridelm.backends.native.torch_parts import load_torch_draft
+
+    return load_torch_draft(name, target, settings)

@@ -1,0 +1,160 @@
+"""Source to packed, once: everything that takes torch, transformers and seconds happens here, so that no later start
+needs any of them."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stridelm.backends.native.drift import TEXT, measure_drift
+from stridelm.backends.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
+from stridelm.backends.native.packed import Writer, write
+from stridelm.backends.native.rotary import frequencies
+from stridelm.backends.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
+from stridelm.backends.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
+from stridelm.backends.torch.checkpoint import Parts, fingerprint, read_folder
+from stridelm.backends.torch.support import check_config
+from stridelm.models.gguf import read_blocks, read_gguf
+from stridelm.models.mask_token import own_masks
+from stridelm.models.tokenizer import Tokenizer
+
+Read = Callable[[str], Groups]
+_OF_CLASSES = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token", "add_prefix_space", "backend")
+"""What tokenizer_config.json tells transformers' classes, and tokenizer.json as they have made it holds already."""
+
+
+def pack(source: Source, folder: Path, lanes: int) -> None:
+    """Raises DoesNotFit, before anything is written."""
+    config, weights, tokenizer, eos_ids = _parts(source)
+    check_config(config)
+    check_fits(config)
+    read = _reader(source, config, weights)
+    print(f"stridelm: packing {source.name} for this processor, once ...", file=sys.stderr)
+    text_config = config.get_text_config()
+
+    def fill(writer: Writer, working: Path) -> dict[str, Any]:
+        _write_weights(writer, config, weights, read)
+        _save_tokenizer(tokenizer, working)
+        return {
+            "fingerprint": fingerprint(weights),
+            "eos_ids": sorted(eos_ids),
+            "context_length": int(text_config.max_position_embeddings),
+            "vocabulary": int(text_config.vocab_size),
+            "family": config.model_type,
+            "shape": _shape(config),
+            "tied": HEAD not in writer.entries,
+            "numbers": f"{source.quantize} weights" if source.quantize else "the file's own weights",
+            **_own_masks(writer, source.name, config, weights, tokenizer),
+        }
+
+    write(folder, lanes, fill, lambda working: measure_drift(working, lanes, config, weights, tokenizer))
+
+
+def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """As transformers has it in memory: its classes put parts of their own in the place of those in the file."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise DoesNotFit("needs a tokenizer.json")
+    tokenizer.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    file = folder / "tokenizer_config.json"
+    kept = {name: value for name, value in json.loads(file.read_text()).items() if name not in _OF_CLASSES}
+    file.write_text(json.dumps({**kept, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    if Tokenizer.from_folder(folder).encode(TEXT) != tokenizer.encode(TEXT):
+        raise DoesNotFit("cannot do without transformers' tokenizer here, which does more than its file says")
+
+
+def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> dict:
+    """A model that stands alone after its conversion is packed with what an adapter would bring it."""
+    found = own_masks(name, config, tokenizer)
+    if found is None:
+        return {"masks": 0}
+    _, ids = found
+    writer.vector(MASK_EMBEDDING, weights["model.embed_tokens.weight"][ids].float().numpy())
+    return {"masks": len(ids), "sequential_size": 0, "parts": {}}
+
+
+def _parts(source: Source) -> Parts:
+    if source.path.is_dir():
+        return read_folder(source.path)
+    model = read_gguf(source.path)
+    return model.config, model.weights, model.tokenizer, model.eos_ids
+
+
+def _shape(config: Any) -> dict[str, Any]:
+    return {
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "key_heads": config.num_key_value_heads,
+        "head_size": head_size(config),
+        "inner": config.intermediate_size,
+        "window": window(config, 0),
+        "epsilon": config.rms_norm_eps,
+    }
+
+
+def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Read:
+    """How a matrix is had in groups."""
+    if source.quantize:
+        kind = EIGHT if source.quantize == "q8" else FOUR
+
+        def quantise(name: str) -> Groups:
+            # The embedding and the output head stay in 8 bits: as in GGUF files, 4 bits show there first.
+            edge = name.startswith(("model.embed_tokens", "lm_head"))
+            return quantised(weights[name].float().numpy(), EIGHT if edge else kind)
+
+        return quantise
+    blocks = read_blocks(source.path, config)
+    other = sorted({kind for kind, _ in blocks.values()} - set(BLOCKS))
+    if other:
+        raise DoesNotFit(f"keeps blocks of kind {', '.join(BLOCKS)} as they are, not {other[0]}: give --quantize q8")
+    ragged = sorted(name for name in blocks if weights[name].shape[1] % 32)
+    if ragged:
+        raise DoesNotFit(f"takes rows of whole groups of 32, which {ragged[0]} has not")
+    return lambda name: from_blocks(*blocks[name], weights[name].shape[1])
+
+
+def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor], read: Read) -> None:
+    for number in range(config.num_hidden_layers):
+        of = f"model.layers.{number}"
+
+        def matrix(name: str, of: str = of) -> Groups:
+            return read(f"{of}.{name}.weight")
+
+        def vector(name: str, to: str, of: str = of, number: int = number) -> None:
+            if f"{of}.{name}" in weights:
+                writer.vector(f"{number}.{to}", weights[f"{of}.{name}"].float().numpy())
+
+        writer.matrix(f"{number}.query_key_value", _joined([matrix(f"self_attn.{each}_proj") for each in "qkv"]))
+        writer.matrix(f"{number}.attention_output", matrix("self_attn.o_proj"))
+        writer.matrix(f"{number}.gate_up", _in_turn(matrix("mlp.gate_proj"), matrix("mlp.up_proj"), writer.lanes))
+        writer.matrix(f"{number}.down", matrix("mlp.down_proj"))
+        vector("input_layernorm.weight", "attention_norm")
+        vector("post_attention_layernorm.weight", "mlp_norm")
+        vector("self_attn.q_norm.weight", "query_norm")
+        vector("self_attn.k_norm.weight", "key_norm")
+        biases = [weights.get(f"{of}.self_attn.{each}_proj.bias") for each in "qkv"]
+        given = [bias.float().numpy() for bias in biases if bias is not None]
+        if given:
+            writer.vector(f"{number}.bias", np.concatenate(given))
+    writer.matrix(EMBEDDING, read("model.embed_tokens.weight"))
+    if "lm_head.weight" in weights and not config.tie_word_embeddings:
+        writer.matrix(HEAD, read("lm_head.weight"))
+    writer.vector(LAST_NORM, weights["model.norm.weight"].float().numpy())
+    writer.vector(FREQUENCIES, frequencies(head_size(config), config.rope_parameters))
+
+
+def _joined(parts: list[Groups]) -> Groups:
+    """Parts of one product."""
+    if len({part.kind for part in parts}) > 1:
+        raise DoesNotFit("takes query, key and value, or gate and up, of one kind of blocks: give --quantize q8")
+    return joined(parts)
+
+
+def _in_turn(gate: Groups, up: Groups, lanes: int) -> Groups:
+    _joined([gate.rows(slice(1)), up.rows(slice(1))])
+    return in_turn(gate, up, lanes)

@@ -1,0 +1,95 @@
+"""What a packed model is made from: a GGUF file whose blocks are kept as they are, or any weights, quantised here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stridelm.backends.native.packed import file_identity
+from stridelm.backends.native.rotary import KNOWN
+from stridelm.models import builtin
+from stridelm.params import InputError
+from stridelm.settings import LoadSettings
+
+BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
+"""The kinds of GGUF blocks that the kernels take without a change."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_HEADS_TOGETHER = 16
+
+
+class DoesNotFit(InputError):
+    """The native backend cannot run this. The message says why, and goes behind "the native backend"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to be packed."""
+
+    name: str
+    path: Path
+    """A GGUF file or a Hugging Face folder."""
+    quantize: str | None
+    """q8 or q4; None where the file's own blocks are kept."""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """All that what is packed depends on. Files are known by their size and time: reading them takes longer."""
+        files = [self.path] if self.path.is_file() else sorted(self.path.glob("*"))
+        return str(self.path.resolve()), self.quantize, *(file_identity(file) for file in files)
+
+
+def find_source(name: str, settings: LoadSettings) -> Source:
+    """Where a model's weights are. Raises DoesNotFit for those that have to be quantised first and may not be."""
+    path = Path(name)
+    if name == builtin.NAME:
+        folder = builtin.ensure_builtin()
+        if settings.quantize:
+            return Source(name, folder, settings.quantize)
+        if not (folder / builtin.GGUF_NAME).is_file():
+            raise DoesNotFit(f"finds no {builtin.GGUF_NAME} in {folder}: delete that folder, and it is made anew")
+        return Source(name, folder / builtin.GGUF_NAME, None)
+    if path.suffix == ".gguf" and path.is_file():
+        return Source(name, path, settings.quantize)
+    if settings.quantize is None:
+        raise DoesNotFit("takes 4-bit and 8-bit weights: give --quantize q8 (or q4), which changes what the model says")
+    if name and path.is_dir():
+        return Source(name, path, settings.quantize)
+    from stridelm.backends.torch.checkpoint import from_hub
+
+    return Source(name, from_hub(name), settings.quantize)
+
+
+def head_size(config: Any) -> int:
+    """Qwen2's configs, for one, may have no word of it."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def check_fits(config: Any) -> None:
+    """Refuse what the kernels do not do. `config` is transformers'."""
+    if config.model_type not in FAMILIES:  # first: others' settings may have other names
+        raise DoesNotFit(f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}")
+    size = head_size(config)
+    rotary = config.rope_parameters or {}
+    kind = rotary.get("rope_type", "default")
+    per_key_head = config.num_attention_heads // config.num_key_value_heads
+    windows = {window(config, layer) for layer in range(config.num_hidden_layers)}
+    reasons = {
+        f"has no {config.hidden_act} activation": config.hidden_act != "silu",
+        f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
+        f"takes {_HEADS_TOGETHER} query heads per key head at most, not {per_key_head}": per_key_head > _HEADS_TOGETHER,
+        f"does not do rotary positions of type {kind}": kind not in KNOWN or "rope_theta" not in rotary,
+        "does not do biases there": config.model_type != "qwen2" and _has_bias(config),
+        "takes one sliding window for all layers": len(windows) > 1,
+    }
+    wrong = [reason for reason, is_wrong in reasons.items() if is_wrong]
+    if wrong:
+        raise DoesNotFit(wrong[0])
+
+
+def _has_bias(config: Any) -> bool:
+    return bool(getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False))
+
+
+def window(config: Any, layer: int) -> int:
+    from stridelm.backends.torch.attention import layer_window
+
+    return layer_window(config, layer) or 0

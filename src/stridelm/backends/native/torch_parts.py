@@ -1,0 +1,52 @@
+"""Beside a model that the kernels run, what torch runs all the same: prediction heads and draft models. Torch is
+imported for who asks for them."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.backends.torch.draft_layers import is_draft, load_draft
+from stridelm.backends.torch.draft_source import check_same_vocabulary
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.heads import TorchHeads, check_heads, load_heads
+from stridelm.models.target import Draft, Target
+from stridelm.settings import LoadSettings
+
+
+class HeadsOnNumpy:
+    """Keeps `contracts.Heads`."""
+
+    def __init__(self, module: TorchHeads) -> None:
+        self._module = module
+        self.k = module.k
+
+    @torch.inference_mode()
+    def __call__(self, hidden_XC: np.ndarray) -> np.ndarray:
+        return self._module(torch.from_numpy(np.ascontiguousarray(hidden_XC))).numpy()
+
+
+def load_numpy_heads(folder: Path, target: Target) -> HeadsOnNumpy:
+    config, module = load_heads(folder)
+    check_heads(target, folder, config)
+    return HeadsOnNumpy(module)
+
+
+def load_torch_draft(name: str, target: Target, settings: LoadSettings) -> Draft:
+    """A whole model, or first layers, which go through the matrices of the target: its weights are loaded for that,
+    once more and in float32."""
+    settings = replace(settings, backend="torch", quantize=None)
+    if is_draft(Path(name)):
+        draft = load_draft(Path(name), _base(target.name, settings))
+    else:
+        draft = load_checkpoint(name, settings)
+        check_same_vocabulary(target, draft)
+    return Draft(draft, TorchForward(draft.network, settings.cache_tokens))
+
+
+@cache
+def _base(name: str, settings: LoadSettings) -> Checkpoint:
+    return load_checkpoint(name, settings)

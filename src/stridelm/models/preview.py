@@ -1,0 +1,47 @@
+"""What will come with a model, as far as one sees before it is loaded. Nothing here imports torch."""
+
+import json
+from pathlib import Path
+
+from stridelm.models import builtin
+from stridelm.settings import NO_ADAPTER
+
+MASK_KEY = "mask_token_id"
+"""The entry of config.json that names the mask token of a model that stands alone after its conversion."""
+
+
+def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
+    """The folder of the adapter to load with a model; None if there is none."""
+    if adapter is None:
+        return builtin.builtin_adapter() if model == builtin.NAME else None
+    if str(adapter) == builtin.UNGATED and model == builtin.NAME and not Path(adapter).exists():
+        return builtin.builtin_ungated() or Path(adapter)
+    return None if adapter == NO_ADAPTER else Path(adapter)
+
+
+def own_draft(model: str) -> Path | None:
+    """The folder of the draft model that comes with a model; None if there is none."""
+    return builtin.builtin_draft() if model == builtin.NAME else None
+
+
+def may_have_masks(model: str, adapter: str | Path | None) -> bool:
+    """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
+    if adapter_folder(model, adapter) is not None:
+        return True
+    folder = Path(model)
+    if model != builtin.NAME and model and folder.is_dir():
+        return _names_mask_token(folder)
+    return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
+
+
+def may_have_heads(model: str, heads: str | Path | None) -> bool:
+    """Whether the decoder `heads` will find any."""
+    return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)
+
+
+def _names_mask_token(folder: Path) -> bool:
+    """Whether a folder's config.json has an entry for a mask token; True, too, where only loading can tell."""
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(MASK_KEY) is not None
+    except (OSError, ValueError, AttributeError):
+        return True

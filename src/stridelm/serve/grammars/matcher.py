@@ -1,0 +1,155 @@
+"""A grammar's place in one answer: which tokens may follow, by a matcher that goes back when drafts are rejected.
+
+Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its own have a word more at times. Shape
+letters: V vocabulary, M bytes of a mask.
+"""
+
+import copy
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from stridelm.models.target import Target
+from stridelm.models.tokenizer import TextTokenizer
+from stridelm.verify import agreement
+
+_KEPT = 64
+"""Masks that are kept: in a step the drafters ask for a path's mask, and then the target does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokens, as grammars see them."""
+
+    tokenizer: LLTokenizer
+    size: int
+    """How many tokens the model scores: they may be fewer or more than the tokenizer has."""
+    eos_ids: frozenset[int]
+    text_M: np.ndarray
+    """The tokens that stand for text: neither special ones nor those that the tokenizer does not know."""
+    eos_M: np.ndarray
+
+    @classmethod
+    def of(cls, target: Target) -> "Vocabulary":
+        """Raises a ValueError for what llguidance cannot use."""
+        eos_ids, size = target.eos_ids, target.vocabulary
+        known = len(target.tokenizer)
+        ends = sorted(token for token in eos_ids if token < known)
+        if not ends:
+            raise ValueError("it has no token that ends a text")
+        tokenizer = LLTokenizer(_description(target.tokenizer), n_vocab=max(size, known), eos_token=ends)
+        special = {token for token, added in target.tokenizer.added_tokens_decoder.items() if added.special}
+        text_V = np.zeros(tokenizer.vocab_size, dtype=bool)
+        text_V[: min(size, known)] = True
+        text_V[[token for token in special | eos_ids if token < len(text_V)]] = False
+        eos_V = np.zeros(tokenizer.vocab_size, dtype=bool)
+        eos_V[[token for token in eos_ids if token < size]] = True
+        return cls(tokenizer, size, eos_ids, _packed(text_V), _packed(eos_V))
+
+    def is_text(self, token: int) -> bool:
+        return token < self.size and bool(self.text_M[token // 8] >> (token % 8) & 1)
+
+
+@dataclass(slots=True)
+class Compiled:
+    """A grammar that many answers may keep to."""
+
+    beginning: LLMatcher
+    """A matcher that has read nothing. It is only copied; what its lexer finds out, the copies share."""
+    vocabulary: Vocabulary
+    is_spent: bool = False
+    """A matcher of it met a limit of llguidance's, and may have used up what they share."""
+
+
+class Matcher:
+    """Keeps `contracts.Grammar`. Stands behind some tokens of the answer, and moves to where it is asked for.
+
+    llguidance's matcher reads the text alone: the ends are ours, so that they may stand exactly where the text may end.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled, self._vocabulary = compiled, compiled.vocabulary
+        self._matcher = compiled.beginning.deep_copy()
+        self._read: tuple[int, ...] = ()
+        """The tokens that the matcher stands behind."""
+        self._masks: dict[tuple[int, ...], np.ndarray] = {}
+
+    def allowed(self, written: Items[int]) -> np.ndarray:
+        path = tuple(written)
+        if path not in self._masks:
+            if len(self._masks) >= _KEPT:
+                del self._masks[next(iter(self._masks))]
+            self._masks[path] = self._mask(path)
+        allowed_V = np.unpackbits(self._masks[path], count=self._vocabulary.size, bitorder="little")
+        return allowed_V.view(bool)
+
+    def accepts(self, written: Items[int], tokens: Items[int]) -> int:
+        if not self._stand_behind(tuple(written)):
+            return 0
+        vocabulary = self._vocabulary
+        length = next((at for at, token in enumerate(tokens) if not vocabulary.is_text(token)), len(tokens))
+        count = self._matcher.validate_tokens(list(tokens[:length]))
+        if self._recovered():
+            return 0
+        if count == length < len(tokens) and tokens[length] in vocabulary.eos_ids:
+            return count + self._may_end((*written, *tokens[:length]))
+        return count
+
+    def _mask(self, path: tuple[int, ...]) -> np.ndarray:
+        vocabulary = self._vocabulary
+        nothing_M = np.zeros_like(vocabulary.text_M)
+        if not self._stand_behind(path):
+            return nothing_M
+        mask_M = np.frombuffer(self._matcher.compute_bitmask(), np.uint8, len(nothing_M)) & vocabulary.text_M
+        ends = self._matcher.is_accepting()
+        if self._recovered():
+            return nothing_M
+        return mask_M | vocabulary.eos_M if ends else mask_M
+
+    def _may_end(self, path: tuple[int, ...]) -> bool:
+        ends = self._stand_behind(path) and self._matcher.is_accepting()
+        return ends and not self._recovered()
+
+    def _stand_behind(self, path: tuple[int, ...]) -> bool:
+        """Move the matcher, back and forth; whether it could."""
+        shared = agreement(self._read, path)
+        if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
+            self._restart()
+            shared = 0
+        self._read = path[:shared]
+        ahead = path[shared:]
+        if not all(self._vocabulary.is_text(token) for token in ahead):
+            return False
+        count = self._matcher.try_consume_tokens(list(ahead)) if ahead else 0
+        self._read = path[: shared + count]
+        return not self._recovered() and count == len(ahead)
+
+    def _recovered(self) -> bool:
+        """Whether the matcher had failed, at a limit of llguidance's, and was replaced: it would not leave that state,
+        and would then let any text end."""
+        if not self._matcher.is_error():
+            return False
+        self._compiled.is_spent = True
+        self._restart()
+        return True
+
+    def _restart(self) -> None:
+        self._matcher, self._read = self._compiled.beginning.deep_copy(), ()
+
+
+def _description(tokenizer: TextTokenizer) -> str:
+    """As tokenizer.json would have it, with the tokens that came from other files, and for texts of any length."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ValueError("its tokenizer has no tokenizer.json, and cannot be made one")
+    if backend.padding or backend.truncation:
+        backend = copy.copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+    return backend.to_str()
+
+
+def _packed(flags_V: np.ndarray) -> np.ndarray:
+    return np.packbits(flags_V, bitorder="little")

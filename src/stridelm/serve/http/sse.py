@@ -1,0 +1,62 @@
+"""Replies that are sent while they are being written, as server-sent events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.types import Receive, Scope, Send
+
+from stridelm.serve.errors import as_api_error
+from stridelm.serve.http.json_body import dumps
+from stridelm.serve.settings import ServeSettings
+
+_SEPARATOR = "\n"
+_LONG = 256
+"""Tokens with probabilities in a chunk that takes longer than a millisecond or two to write."""
+
+
+class EventStream(EventSourceResponse):
+    """Chunks as they come. `close` is called when the reply is over: sent, cut off or left alone."""
+
+    def __init__(
+        self,
+        first: dict[str, Any],
+        rest: AsyncIterator[dict[str, Any]],
+        close: Callable[[], None],
+        settings: ServeSettings,
+    ) -> None:
+        self._close = close
+        super().__init__(
+            _events(first, rest),
+            sep=_SEPARATOR,
+            shutdown_grace_period=settings.grace,  # by default a signal would cut every stream
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) -> AsyncIterator[ServerSentEvent | bytes]:
+    try:
+        yield await _event(first)
+        async for chunk in rest:
+            yield await _event(chunk)
+        yield ServerSentEvent("[DONE]", sep=_SEPARATOR)
+    except Exception as error:
+        yield ServerSentEvent(orjson.dumps(as_api_error(error).body()).decode(), event="error", sep=_SEPARATOR)
+
+
+async def _event(chunk: dict[str, Any]) -> bytes:
+    """As bytes, which sse-starlette sends as they are: JSON has no line breaks to look for."""
+    is_long = any(_tokens(choice) > _LONG for choice in chunk.get("choices", ()))
+    return b"data: %b\n\n" % (await asyncio.to_thread(dumps, chunk) if is_long else orjson.dumps(chunk))
+
+
+def _tokens(choice: dict[str, Any]) -> int:
+    """How many tokens' probabilities a choice tells: those of an echoed prompt come all at once."""
+    return len((choice.get("logprobs") or {}).get("tokens", ()))

@@ -1,0 +1,290 @@
+"""Calls out of text while it is being written: text goes on at once, and so do a call's arguments.
+
+A call is one from where its name, known, and the brace of its arguments stand. What follows belongs to it, also where
+it is no JSON or the answer ends within it: whoever asked for the call has to look, as with any model. A call that is
+written in another order is given when it is whole, if it is one.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import orjson
+
+from stridelm.engine.detokenize import overlap
+from stridelm.serve.tools.forms import Call, ToolFormat
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a call."""
+
+    index: int
+    """The call's place among those of the answer."""
+    name: str | None
+    """The function's, in the call's first piece."""
+    arguments: str
+    """JSON, as it is written."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a piece of text brought."""
+
+    text: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+
+
+class _Arguments:
+    """Finds the end of a JSON object in text that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self.is_whole = False
+        self.in_string = self._is_escaped = False
+        self._depth = 0
+
+    def take(self, text: str) -> int:
+        """How many of the characters are still part of the object, as far as can be told."""
+        for at, letter in enumerate(text):
+            if self.is_whole:
+                return at
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self.in_string:
+                self.in_string, self._is_escaped = letter != '"', letter == "\\"
+            elif letter == '"':
+                self.in_string = True
+            else:
+                self._depth += (letter in "{[") - (letter in "}]")
+                self.is_whole = self._depth <= 0
+        return len(text)
+
+
+class CallReader:
+    """Feed it an answer's text piece by piece. What looks like a call of a known function and is none stays text."""
+
+    def __init__(self, form: ToolFormat, names: Collection[str], *, many: bool) -> None:
+        """`names`: of the functions that may be called; `many`: whether more than one call may be."""
+        self.form = form
+        self.names = names
+        self.many = many
+        self.calls = 0
+        """How many calls were found so far."""
+        self._held = ""
+        self._space = ""
+        """White space before what may be a call: no part of the text if it is one."""
+        self._is_open = False
+        self._arguments: _Arguments | None = None
+        """Of the call that is being written."""
+        self._is_text = False
+        """The answer has begun with something else than calls, in a form where they are the whole answer."""
+        key = re.escape(form.arguments)
+        self._beginning = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)')
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the only call that may be is whole. What follows it is not read."""
+        return not self.many and self.calls > 0 and (self._arguments is None or self._arguments.is_whole)
+
+    def push(self, text: str) -> Found:
+        self._held += text
+        found = Found()
+        advance = self._advance if self.form.opens_anywhere else self._advance_list
+        while not self.is_done and advance(found):
+            pass
+        if self.is_done:
+            self._held = ""
+        return found
+
+    def flush(self) -> Found:
+        """The rest, at the end of the answer."""
+        rest, self._held = self._held, ""
+        if self.is_done:
+            return Found()
+        if self._arguments is not None and self._arguments.is_whole:
+            rest = _behind_arguments(rest)
+            return Found("" if rest.startswith(",") or self.form.after.strip().startswith(rest) else rest)
+        if self._arguments is not None:
+            certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
+            mine = self._arguments.take(certain)
+            if self._arguments.in_string:  # what looked like the end of the call is part of what is said
+                mine += self._arguments.take(rest[len(certain) :])
+            return Found(calls=self._piece(rest[:mine]))
+        if self.form.opens_anywhere:
+            # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
+            body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
+            call = self._call(body) if self._is_open else None
+            calls = [] if call is None else [call]
+        else:
+            inner = self._behind_calls(rest)
+            calls = [] if self._is_text else self._all_calls(inner)
+            rest = inner if self.calls else rest
+        parts = [self._whole(call) for call in calls]
+        if parts or (self.calls and not rest.strip()):
+            return Found(calls=parts)
+        return Found(self._space + rest)
+
+    def _advance(self, found: Found) -> bool:
+        """Take one step through what is held; False: more text is needed."""
+        opening, closing = self.form.openings[0], self.form.after.strip()
+        if self._is_open:
+            if self._arguments is None and self._begins(self._held.removeprefix(opening), found):
+                return True
+            if self._arguments is not None:
+                return self._go_on(found)
+            body, closed, behind = self._held.partition(closing)
+            if not closed:
+                return False
+            self._is_open, self._held = False, behind
+            call = self._call(body.removeprefix(opening))
+            if call is None:
+                found.text += self._space + body + closed
+            else:
+                found.calls.append(self._whole(call))
+            self._space = ""
+            return True
+        before, opened, _ = self._held.partition(opening)
+        if opened:
+            # White space before a call is part of neither.
+            certain = before.rstrip()
+            found.text += certain
+            self._space, self._is_open = before[len(certain) :], True
+            self._held = self._held[len(before) :]
+            return True
+        # A call may be about to begin; the white space before it is not text then.
+        certain = self._held[: len(self._held) - overlap(self._held, opening)].rstrip()
+        found.text += certain
+        self._held = self._held[len(certain) :]
+        return False
+
+    def _go_on(self, found: Found) -> bool:
+        """The same within a call's arguments: they end with their object, or where the call is closed."""
+        assert self._arguments is not None
+        closing = self.form.after.strip()
+        if not self._arguments.is_whole:
+            at = self._held.find(closing)
+            certain = self._held[: at if at >= 0 else len(self._held) - overlap(self._held, closing)]
+            mine = self._arguments.take(certain)
+            if self._arguments.in_string and at >= 0:  # part of what is said
+                mine += self._arguments.take(closing)
+            found.calls += self._piece(self._held[:mine])
+            self._held = self._held[mine:]
+            if mine:
+                return True
+            if at < 0:
+                return False
+        return self._close(_behind_arguments(self._held))
+
+    def _close(self, rest: str) -> bool:
+        """End a call whose arguments have ended. Models forget the tag that closes it."""
+        opening, closing = self.form.openings[0], self.form.after.strip()
+        if rest.startswith(","):  # the call's object goes on, with keys that nobody reads
+            rest = rest[min((at for at in (rest.find(opening), rest.find(closing)) if at >= 0), default=len(rest)) :]
+        if any(tag.startswith(rest) and tag != rest for tag in (opening, closing)):
+            return False
+        self._held, self._is_open, self._arguments = rest.removeprefix(closing), False, None
+        return True
+
+    def _advance_list(self, found: Found) -> bool:
+        """The same in a form where calls are the whole answer."""
+        if self._arguments is not None:
+            mine = self._arguments.take(self._held)
+            found.calls += self._piece(self._held[:mine])
+            self._held = self._held[mine:]
+            if self._arguments.is_whole:
+                self._arguments = None
+                return True
+            return False
+        if self._is_text or not (self.calls or self._may_be_calls()):
+            self._is_text = True
+            found.text += self._held
+            self._held = ""
+            return False
+        return self._begins(self._behind_calls(self._held), found)
+
+    def _begins(self, text: str, found: Found) -> bool:
+        """Whether a call begins here whose arguments can be given as they come."""
+        beginning = self._beginning.match(text)
+        if beginning is None:
+            return False
+        try:
+            name = _JSON.decode(beginning[1])
+        except ValueError:
+            return False
+        if name not in self.names:
+            return False
+        found.calls.append(CallPart(self.calls, name, ""))
+        self.calls += 1
+        self._held, self._space, self._arguments = text[beginning.end() :], "", _Arguments()
+        return True
+
+    def _piece(self, text: str) -> list[CallPart]:
+        return [CallPart(self.calls - 1, None, text)] if text else []
+
+    def _behind_calls(self, text: str) -> str:
+        """What is held, without what stands before a call, and behind the one before."""
+        text = text.lstrip()
+        if not self.calls:
+            text = text.removeprefix(self.form.openings[0]).lstrip()
+            return text.removeprefix("[") if self.form.end else text
+        text = text.removeprefix("}").lstrip().removeprefix(self.form.between.strip()).lstrip()
+        if self.form.end:
+            text = text.removeprefix(self.form.end).lstrip()
+        return text
+
+    def _may_be_calls(self) -> bool:
+        begun = self._held.lstrip()
+        return any(begun.startswith(opening) or opening.startswith(begun) for opening in self.form.openings)
+
+    def _call(self, text: str) -> Call | None:
+        """A call of a function that there is, if this is one."""
+        try:
+            value = _JSON.decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return self._known(value)
+
+    def _known(self, value: object) -> Call | None:
+        try:
+            orjson.dumps(value)  # lone surrogates, numbers beyond 64 bits, great depth: nobody could read them back
+        except orjson.JSONEncodeError:
+            return None
+        call = self.form.parse(value)
+        return call if call is not None and call.name in self.names else None
+
+    def _whole(self, call: Call) -> CallPart:
+        self.calls += 1
+        return CallPart(self.calls - 1, call.name, json.dumps(call.arguments, ensure_ascii=False))
+
+    def _all_calls(self, text: str) -> list[Call]:
+        """The calls that make up a whole answer; none if any of it is something else."""
+        values: list[object] = []
+        if not text.strip():
+            return []
+        try:
+            if self.form.end:
+                listed = _JSON.decode("[" + text)
+                values = listed if isinstance(listed, list) else []
+                text = ""
+            while text:
+                value, end = _JSON.raw_decode(text)
+                values.append(value)
+                text = text[end:].lstrip().removeprefix(self.form.between.strip()).lstrip()
+        except (ValueError, RecursionError):
+            return []
+        calls = [self._known(value) for value in values]
+        known = [call for call in calls if call is not None]
+        return known[: None if self.many else 1] if len(known) == len(calls) else []
+
+
+def _behind_arguments(text: str) -> str:
+    """What follows a call's object: models close it more than once."""
+    return text.lstrip(" \t\r\n}")

@@ -1,0 +1,293 @@
+"""Teacher and student of a conversion: two views of one network. The student's linear layers have a low-rank part.
+
+The base model's weights are held once and never change; what is trained is the low-rank parts, the mask embeddings and
+the sequential head. Every row that passes through a gated student is a mask row, so nothing needs a gate here; a
+student without a gate reads the text itself, too.
+
+Shape letters: B texts, T tokens, N = B x T real rows, A anchors of a text, X = B x A chains, K masks of a chain, S
+slots of a chain that are judged (its masks, and its anchor where that is trained, too), C model width, r rank.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
+
+from stridelm.backends.common.scorer import cap_of, capped
+from stridelm.backends.torch.attention import UnsupportedModel, attend
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.models.sequential_head import SequentialHead
+from stridelm.params import InputError
+from stridelm.train.students.passes import ChainPass, JointPass, TextPass
+
+MASK_TOKEN = "<|stride_mask|>"
+CHUNK_LOGITS = 2**27
+"""Logits that are held at once."""
+_OUTSIDE_GRAPHS = "stridelm_outside_graphs"
+_UNUSED = ("reserved", "unused", "placeholder")
+
+
+class LowRankLinear(nn.Module):
+    """base(x) + up(down(x)); at first the second part is zero."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        device = base.weight.device
+        self.down = nn.Parameter(
+            torch.randn(rank, base.in_features, device="cpu").to(device) / math.sqrt(base.in_features)
+        )
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = functional.linear(x, self.down.to(x.dtype))
+        return self.base(x) + functional.linear(low, self.up.to(x.dtype))
+
+
+class Student(nn.Module):
+    """Draws nothing and decides nothing: it turns chains of masks into outputs."""
+
+    has_own_layers = False
+
+    def __init__(
+        self, network: PreTrainedModel, rank: int, masks: int, sequential_size: int, *, is_gated: bool = True
+    ) -> None:
+        super().__init__()
+        self.masks, self.rank, self.is_gated = masks, rank, is_gated
+        self.judges_anchor = not is_gated
+        shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+        self.network: PreTrainedModel = copy.deepcopy(network, memo=shared)
+        self.targets, self.unadapted = targets_of(network)
+        for target in self.targets:
+            parent, name = target.rsplit(".", 1)
+            module = self.network.get_submodule(parent)
+            setattr(module, name, LowRankLinear(getattr(module, name), rank))
+        embedding: Any = network.get_input_embeddings()
+        # What comes out of it, not its weight: Gemma's are scaled on the way.
+        with torch.no_grad():
+            embedded_VC = embedding(torch.arange(len(embedding.weight), device=embedding.weight.device))
+        mean_C = embedded_VC.mean(dim=0, dtype=torch.float32)
+        # Without a gate one for all depths: engines that take the merged model know one mask token.
+        self.mask_embedding = nn.Parameter(mean_C.expand(masks if is_gated else 1, -1).clone())
+        self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
+
+    def slots(
+        self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The final hidden states of all slots, X x S x C; `texts` and `hidden` are what the teacher's pass left."""
+        if self.is_gated:
+            assert texts is not None, "a gated student reads the teacher's keys and values"
+            return self.outputs(ChainPass(texts, anchors_BA, self.masks))
+        return read_together(self.network, ids_BT, anchors_BA, self.mask_rows())
+
+    def mask_rows(self) -> torch.Tensor:
+        """The embeddings of a chain's masks: K x C."""
+        return self.mask_embedding.to(self.network.dtype).expand(self.masks, -1)
+
+    def outputs(self, chains: ChainPass) -> torch.Tensor:
+        """The final hidden states of all mask rows: X x K x C."""
+        return read_chains(self.network, chains, self.mask_rows())
+
+    def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
+        """What was trained, as it goes to disk."""
+        vocabulary = int(self.network.config.get_text_config().vocab_size)
+        token, token_id = mask_token(tokenizer, vocabulary)
+        tensors: dict[str, torch.Tensor] = {
+            MASK_EMBEDDING: self.mask_embedding.detach().expand(self.masks, -1).contiguous()
+        }
+        for target in self.targets:
+            layer: Any = self.network.get_submodule(target)
+            tensors[f"{target}.down"], tensors[f"{target}.up"] = layer.down.detach(), layer.up.detach()
+        if self.sequential is not None:
+            tensors |= sequential_tensors(self.sequential)
+        config = AdapterConfig(
+            base=base,
+            fingerprint=fingerprint,
+            width=self.mask_embedding.shape[1],
+            rank=self.rank,
+            masks=self.masks,
+            mask_token=token,
+            mask_token_id=token_id,
+            extends_vocabulary=token_id >= vocabulary,
+            targets=self.targets,
+            unadapted=self.unadapted,
+            sequential_size=self.sequential.size if self.sequential is not None else 0,
+        )
+        return Adapter(config, tensors, is_gated=self.is_gated)
+
+    @classmethod
+    def of(cls, network: PreTrainedModel, adapter: Adapter) -> "Student":
+        """The student that an adapter was saved from."""
+        config = adapter.config
+        student = cls(network, config.rank, config.masks, config.sequential_size, is_gated=adapter.is_gated)
+        wrong = sorted(set(student.targets) ^ set(config.targets))
+        if wrong:
+            raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
+        with torch.no_grad():
+            # On disk every depth has a row, also where one was trained for all.
+            student.mask_embedding = nn.Parameter(adapter.mask_embedding.to(student.mask_embedding, copy=True))
+            for target in config.targets:
+                layer: Any = student.network.get_submodule(target)
+                down, up = adapter.low_rank(target)
+                layer.down.copy_(down)
+                layer.up.copy_(up)
+        if student.sequential is not None:
+            head = adapter.sequential_head()
+            assert head is not None
+            student.sequential.load_state_dict(head.state_dict())
+        return student.requires_grad_(False)
+
+
+class MaskRows:
+    """A model whose real rows and mask rows pass through the same weights: it has nothing beside them but what its
+    masks are embedded as."""
+
+    judges_anchor = True
+
+    def __init__(self, network: PreTrainedModel, adapter: Adapter, masks: int) -> None:
+        """`masks`: how long its chains are to be."""
+        assert not adapter.config.targets
+        self.network, self.masks = network, masks
+        head = adapter.sequential_head()
+        self.sequential = None if head is None else head.to(network.device)
+        self._rows_KC = adapter.mask_embedding[:masks].to(network.device, network.dtype)
+
+    def outputs(self, chains: ChainPass) -> torch.Tensor:
+        return read_chains(self.network, chains, self._rows_KC)
+
+
+def targets_of(network: PreTrainedModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The linear layers that get a low-rank part, and the layers with weights of their own that get none: experts."""
+    targets: list[str] = []
+    unadapted: list[str] = []
+    for name, module in network.named_modules():
+        if ".layers." not in f".{name}.":
+            continue
+        if "experts" in name.split("."):
+            if any(True for _ in module.parameters(recurse=False)):
+                unadapted.append(name)
+        elif type(module) is nn.Linear:
+            targets.append(name)
+    if not targets:
+        raise UnsupportedModel(f"{network.config.model_type} has no linear layers that could be adapted")
+    return tuple(targets), tuple(unadapted)
+
+
+def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str, int]:
+    """A slot of the vocabulary that no text uses: behind the tokenizer's last, or named as unused; else a new one."""
+    used = set(tokenizer.get_vocab().values())
+    free = [token for token in range(vocabulary) if token not in used]
+    if free:
+        return MASK_TOKEN, free[0]
+    added: dict[str, int] = tokenizer.get_added_vocab()  # type: ignore[operator]
+    for name, token in sorted(added.items(), key=lambda entry: entry[1]):
+        if any(word in name.lower() for word in _UNUSED) and token < vocabulary:
+            return name, token
+    return MASK_TOKEN, max(vocabulary, max(used) + 1)
+
+
+def run(network: PreTrainedModel, rows: Any, positions_1Q: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    """A pass through a network's layers: the final hidden states, Q x C."""
+    base: Any = network.base_model
+    output = base(position_ids=positions_1Q, use_cache=False, stride_step=rows, **inputs)
+    return output.last_hidden_state[0]
+
+
+@torch.no_grad()
+def read_texts(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
+    """The teacher's pass: its keys and values, and its final hidden states, N x C."""
+    return read_real_rows(network, ids_BT)
+
+
+def read_real_rows(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
+    """The same, through which gradients may flow."""
+    texts, width = ids_BT.shape
+    rows = TextPass(texts, width)
+    positions = torch.arange(width, device=ids_BT.device).expand(texts, -1).reshape(1, -1)
+    return rows, run(network, rows, positions, input_ids=ids_BT.reshape(1, -1))
+
+
+def read_chains(network: PreTrainedModel, chains: ChainPass, mask_rows_KC: torch.Tensor) -> torch.Tensor:
+    """The final hidden states of chains' masks, X x K x C, where their texts have been read."""
+    count, masks = chains.anchors_BA.numel(), len(mask_rows_KC)
+    rows = mask_rows_KC.expand(count, -1, -1).reshape(1, count * masks, -1)
+    hidden = run(network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows)
+    return hidden.view(count, masks, -1)
+
+
+def read_together(
+    network: PreTrainedModel, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, mask_rows_KC: torch.Tensor
+) -> torch.Tensor:
+    """Texts and chains in one pass, all of it with gradients: the anchors' final hidden states, then their masks'."""
+    chains = ChainPass(TextPass(*ids_BT.shape), anchors_BA, len(mask_rows_KC))
+    joint = JointPass(chains)
+    count, masks = anchors_BA.numel(), len(mask_rows_KC)
+    embedding: Any = network.get_input_embeddings()
+    embedded_NC = embedding(ids_BT.flatten())
+    rows = torch.cat([embedded_NC, mask_rows_KC.to(embedded_NC.dtype).expand(count, -1, -1).flatten(0, 1)])
+    hidden = run(network, joint, joint.positions[None], inputs_embeds=rows[None])
+    text_NC, masks_QC = hidden.split([joint.rows, count * masks])
+    anchors_XC = text_NC[flat_places(anchors_BA, ids_BT.shape[1])]
+    return torch.cat([anchors_XC[:, None], masks_QC.view(count, masks, -1)], dim=1)
+
+
+def flat_places(places: torch.Tensor, width: int) -> torch.Tensor:
+    """Places in texts of so many tokens (B x ...) -> places among the real rows of all texts, flat."""
+    first = torch.arange(len(places), device=places.device) * width
+    return (places + first.view(-1, *(1,) * (places.dim() - 1))).flatten()
+
+
+def computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Products in this precision, whatever precision weights are held in."""
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+class OutputHead:
+    """Hidden states -> logits in float32, as the network itself would."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        self.linear: Any = network.get_output_embeddings()
+        self.softcap = cap_of(network)
+        self._check(network)
+
+    def __call__(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        return self.with_weight(hidden_XC, self.linear.weight)
+
+    def with_weight(self, hidden_XC: torch.Tensor, weight_VC: torch.Tensor) -> torch.Tensor:
+        """With an output matrix that may be another leaf of the graph."""
+        logits_XV = functional.linear(hidden_XC.to(weight_VC.dtype), weight_VC, self.linear.bias).float()
+        return capped(logits_XV, self.softcap)
+
+    @torch.no_grad()
+    def best(self, hidden_XC: torch.Tensor) -> torch.Tensor:
+        """The likeliest token of every row; the logits of all rows never lie in memory."""
+        parts = hidden_XC.split(max(1, CHUNK_LOGITS // len(self.linear.weight)))
+        return torch.cat([self(part).argmax(dim=-1) for part in parts])
+
+    @torch.no_grad()
+    def _check(self, network: PreTrainedModel) -> None:
+        """Refuse a model that does something else to its logits."""
+        ids = torch.arange(1, 5, device=network.device)[None] % network.config.get_text_config().vocab_size
+        positions = torch.arange(4, device=network.device)[None]
+        dtype = self.linear.weight.dtype  # layers that are trained are float32, whatever the output matrix is
+        with computing_in(dtype, network.device):
+            hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
+            own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
+        if not torch.allclose(self(hidden), own.float(), rtol=1e-2, atol=1e-2):
+            raise UnsupportedModel(f"{network.config.model_type} changes its logits behind the output layer")
+
+
+def compile_layers(*networks: PreTrainedModel) -> None:
+    """Fuse the small operations of every layer. Attention stays outside: it differs from layer to layer."""
+    AttentionInterface.register(_OUTSIDE_GRAPHS, torch.compiler.disable(attend))
+    for network in networks:
+        network.set_attn_implementation(_OUTSIDE_GRAPHS)
+        for module in network.modules():
+            if isinstance(module, nn.ModuleList):
+                for layer in module:
+                    if hasattr(layer, "self_attn"):
+                        layer.compile(dynamic=False)
