@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 import stridelm
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
-from stridelm.backends.torch.checkpoint import Checkpoint, folder_of, load_checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
+from stridelm.models.find import folder_of
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings

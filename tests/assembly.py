@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stridelm.api import LanguageModel
+from stridelm.backends.network import parts_of
 from stridelm.backends.torch.assistant import load_assistant
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.gated import TorchGate
 from stridelm.backends.torch.heads import TorchHeads
-from stridelm.backends.torch.load import parts_of
 from stridelm.settings import LoadSettings
 from tiny import random_heads
 

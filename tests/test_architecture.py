@@ -68,8 +68,8 @@ def test_backends_do_not_know_each_other(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_only_some_rooms_know_transformers_models(path: Path) -> None:
-    """Elsewhere only the tokenizer's type may be named. What lies in custom_generate is transformers' to run."""
-    if {"models", "backends", "students", "custom_generate"} & set(path.relative_to(SOURCE).parts[:-1]):
+    """Elsewhere only the tokenizer's type may be named."""
+    if path.relative_to(SOURCE).parts[0] in ("models", "backends", "train", "export"):
         return
     allowed = {"transformers", "transformers.PreTrainedTokenizerBase"}
     assert {name for name in imports(path) if name.startswith("transformers")} <= allowed
@@ -82,7 +82,8 @@ def test_files_stay_small(path: Path) -> None:
 
 @pytest.mark.parametrize("root", ["src", "bench", "tests"])
 def test_folders_stay_small(root: str) -> None:
-    for folder in (SOURCE.parent.parent / root).rglob("*"):
+    top = SOURCE.parent.parent / root
+    for folder in (top, *top.rglob("*")):
         if folder.is_dir():
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= MAX_MODULES, f"{folder} has {len(modules)} modules"

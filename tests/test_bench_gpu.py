@@ -35,9 +35,9 @@ from interpreted import DEVICE
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
 from stridelm.backends.gpu.weights import stack
+from stridelm.backends.network import parts_of
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.backends.torch.gated import TorchGate
-from stridelm.backends.torch.load import parts_of
 from stridelm.contracts import Policy
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.engine.engine import Engine

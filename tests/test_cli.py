@@ -527,7 +527,7 @@ def test_bad_decoding_is_refused_before_anything_is_loaded(
     arguments: str, generate: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stridelm.backends.torch.converted.load_checkpoint", raising(AssertionError("loaded")))
-    monkeypatch.setattr("stridelm.backends.torch.load.load_adapter", raising(AssertionError("loaded")))
+    monkeypatch.setattr("stridelm.backends.network.load_adapter", raising(AssertionError("loaded")))
     assert_refused(generate(*arguments.split(), "x"), *BAD_DECODING[arguments])
 
 

@@ -18,13 +18,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from stridelm.backends.torch.attention import UnsupportedModel
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.linear import PackedLinear, PanelLinear, TransposedLinear, store_linears
 from stridelm.backends.torch.llama_layer import LlamaLayer, fuse_layers
-from stridelm.backends.torch.support import check_config, check_logits, own_logits
+from stridelm.backends.torch.trial import check_logits, own_logits
 from stridelm.layout import lay_out, make_block
+from stridelm.models.support import UnsupportedModel, check_config
 from stridelm.types import ROOT, DraftTree
 from tiny import FAMILIES, byte_tokenizer, load_tiny
 

@@ -17,12 +17,11 @@ from reference import NEAR_TIE, Decision, first_departure, reference
 from stepping import step_of
 from stridelm import load
 from stridelm.api import LanguageModel
-from stridelm.backends.torch.attention import UnsupportedModel
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.backends.torch.draft_layers import DraftConfig, first_layers, load_draft, save_draft
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import attach
-from stridelm.backends.torch.support import own_logits
+from stridelm.backends.torch.trial import own_logits
 from stridelm.bench.subjects import Absent
 from stridelm.bench.subjects.hugging_face import hugging_face
 from stridelm.cache.kv_cache import BLOCK_SIZE
@@ -30,6 +29,7 @@ from stridelm.contracts import Grammar
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.assistant import AssistantDrafter
 from stridelm.draft.draft_model import draw_and_confidence
+from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import DraftTree, Sequence
@@ -422,7 +422,7 @@ def test_the_command_line_takes_an_assistant(model: LanguageModel, assistant_fol
 def test_an_assistant_is_found_by_its_hub_id(
     target_folder: Path, assistant_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.backends.torch.checkpoint.from_hub", {"some/assistant": assistant_folder}.__getitem__)
+    monkeypatch.setattr("stridelm.models.find.from_hub", {"some/assistant": assistant_folder}.__getitem__)
     assert load(str(target_folder), draft_model="some/assistant", settings=LOAD).parts.assistant is not None
 
 

@@ -387,7 +387,7 @@ def test_the_built_in_models_heads_are_loaded_when_they_are_asked_for_by_name(
     monkeypatch.setattr("stridelm.models.builtin.builtin_heads", lambda: tmp_path)
     loaded: list[Path] = []
     monkeypatch.setattr(
-        "stridelm.backends.torch.load.load_heads", lambda folder: loaded.append(folder) or load_heads(folder)
+        "stridelm.backends.network.load_heads", lambda folder: loaded.append(folder) or load_heads(folder)
     )
     model = assembled(replace(cycle, name="smollm2"), None, LoadSettings(cache_tokens=1024))
     for decoder in ("auto", "ensemble"):

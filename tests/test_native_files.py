@@ -229,11 +229,12 @@ def test_two_processes_pack_at_once(tmp_path: Path, native_cache: Path) -> None:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
     """Which backend is asked to load something."""
-    from stridelm.backends.native import load as backend
-    from stridelm.backends.torch import load as torch_backend
+    from stridelm.backends import network
+    from stridelm.backends.native import load as native
 
-    for module, name in ((backend, "native"), (torch_backend, "torch")):
+    for module, name in ((native, "native"), (network, "torch")):
         monkeypatch.setattr(module, "load_parts", lambda model, settings, name=name, **_: name)
+    monkeypatch.setattr(backends, "_with_torch_parts", lambda parts, *_: parts)
     return lambda settings: str(backends.load_parts("any", settings))
 
 

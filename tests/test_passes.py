@@ -16,10 +16,11 @@ from stridelm import InputError
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.layout import lay_out, make_block, visible
 from stridelm.models.adapter import Adapter
+from stridelm.models.mask_token import MASK_TOKEN
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.students.passes import ChainPass, TextPass
-from stridelm.train.students.student import MASK_TOKEN, OutputHead, Student, mask_token, read_texts
+from stridelm.train.students.student import OutputHead, Student, mask_token, read_texts
 from stridelm.train.trainer import Trainer
 from stridelm.types import ROOT, DraftTree
 from tiny import FAMILIES, byte_tokenizer, plain_network, random_adapter, trained

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import Call, assert_refused
-from stridelm.backends.torch.checkpoint import Checkpoint, fingerprint_of
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.export.hf_folder import load_base
 from stridelm.export.vllm_folder import mask_token_in
 from stridelm.export.vllm_plugin import plugin
@@ -25,6 +25,7 @@ from stridelm.export.vllm_plugin.checks import check_family, check_settings, che
 from stridelm.export.vllm_plugin.plugin import ARCHITECTURE, is_supported, refusal
 from stridelm.export.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
 from stridelm.models.adapter import MASK_EMBEDDING, Adapter, load_adapter, save_adapter
+from stridelm.models.fingerprint import fingerprint_of
 from stridelm.models.ungated import merge
 from stridelm.params import InputError
 from tiny import random_adapter

@@ -1,11 +1,16 @@
 """Which backend runs a model: the kernels where they fit, torch everywhere else."""
 
 import logging
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from stridelm.backends.common.compiler import CannotCompile
 from stridelm.backends.native.source import DoesNotFit
-from stridelm.models.target import Parts
+from stridelm.contracts import Heads
+from stridelm.models import builtin
+from stridelm.models.preview import own_draft
+from stridelm.models.target import Draft, Parts
 from stridelm.params import InputError
 from stridelm.settings import AUTO_DTYPE, LoadSettings
 
@@ -28,10 +33,11 @@ def load_parts(
     if is_asked_for:
         _check_place(settings)
     if is_asked_for or (settings.backend == "auto" and _may_be_native(settings)):
-        from stridelm.backends.native import load as backend
+        from stridelm.backends.native import load as native
 
         try:
-            return backend.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+            parts = native.load_parts(model, settings, adapter=adapter)
+            return _with_torch_parts(parts, settings, draft_model, heads)
         except (DoesNotFit, CannotCompile) as error:
             if is_asked_for:
                 raise InputError(f"{model}: the native backend {_reason(error)}") from error
@@ -40,9 +46,36 @@ def load_parts(
     if settings.activations != "int16":
         raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
     # Here, not above: torch takes two seconds to import.
-    from stridelm.backends.torch import load as torch_backend
+    from stridelm.backends import network
 
-    return torch_backend.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+    return network.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+
+
+def _with_torch_parts(
+    parts: Parts, settings: LoadSettings, draft_model: str | Path | None, heads: str | Path | None
+) -> Parts:
+    """What torch runs beside a model of the native backend: it is imported only if one of them is asked for."""
+    target = parts.target
+
+    def load_draft(name: str | Path) -> Draft:
+        from stridelm.backends.torch.beside_native import load_torch_draft
+
+        return load_torch_draft(str(name), target, settings)
+
+    def load_heads(folder: str | Path) -> Heads:
+        from stridelm.backends.torch.beside_native import load_numpy_heads
+
+        return load_numpy_heads(Path(folder), target)
+
+    own_draft_folder = own_draft(target.name)
+    own_heads_folder = builtin.builtin_heads() if target.name == builtin.NAME else None
+    return replace(
+        parts,
+        draft=None if draft_model is None else load_draft(draft_model),
+        heads=None if heads is None else load_heads(heads),
+        own_draft=None if own_draft_folder is None else cache(lambda: load_draft(own_draft_folder)),
+        own_heads=None if own_heads_folder is None else cache(lambda: load_heads(own_heads_folder)),
+    )
 
 
 def _reason(error: Exception) -> str:

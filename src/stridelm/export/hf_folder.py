@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stridelm.backends.torch.checkpoint import Checkpoint, folder_of, load_checkpoint
+from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.export.mask_vocabulary import add_mask_tokens
 from stridelm.models.adapter import Adapter, check_base, load_adapter, save_adapter
+from stridelm.models.find import folder_of
 from stridelm.models.folder_settings import read_generation_config
 from stridelm.models.store import save_smallest
 from stridelm.models.ungated import merge

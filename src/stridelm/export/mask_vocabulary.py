@@ -14,12 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.models.mask_token import MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY
+from stridelm.models.mask_token import MASK_IDS_KEY, MASK_NAME_KEY, MASK_TOKEN, MASKS_KEY, ROUND_VOCABULARY
 from stridelm.models.preview import MASK_KEY
-from stridelm.train.students.student import MASK_TOKEN
-
-ROUND_VOCABULARY = 64
-"""A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
 
 
 @torch.no_grad()

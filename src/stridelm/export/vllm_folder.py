@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from stridelm.backends.torch.checkpoint import Checkpoint, fingerprint_of
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.export.hf_folder import write_plain
 from stridelm.export.mask_vocabulary import are_equal, embed_as, free_ids, untie
 from stridelm.export.vllm_plugin.checks import check_family
 from stridelm.export.vllm_plugin.plugin import ARCHITECTURE
 from stridelm.models.adapter import Adapter, save_adapter
+from stridelm.models.fingerprint import fingerprint_of
 from stridelm.models.mask_token import MASKS_KEY
 from stridelm.models.preview import MASK_KEY
 from stridelm.models.store import as_dtype, save_network

@@ -1,7 +1,6 @@
 """GGUF files as transformers models: settings, weights (dequantised to float32) and tokenizer."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
 
 from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
+from stridelm.models.stored import StoredModel
 from stridelm.params import InputError
 
 _CONFIGS: dict[str, type[LlamaConfig | Qwen2Config | Qwen3Config]] = {
@@ -54,18 +53,7 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GGUF:
-    """What a GGUF file holds, in transformers' terms."""
-
-    config: PreTrainedConfig
-    weights: dict[str, torch.Tensor]
-    tokenizer: PreTrainedTokenizerFast
-    eos_ids: frozenset[int]
-    """The tokens that end an answer: of text, of turn, of message."""
-
-
-def read_gguf(path: Path) -> GGUF:
+def read_gguf(path: Path) -> StoredModel:
     """Read a file whole. Raises InputError for one that is damaged or of a kind that is not supported."""
     try:
         reader = _Reader(path)
@@ -83,7 +71,7 @@ def read_gguf(path: Path) -> GGUF:
             "fetch it again"
         ) from error
     ends = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
-    return GGUF(config, weights, tokenizer, frozenset(end for end in ends if end is not None))
+    return StoredModel(config, weights, tokenizer, frozenset(end for end in ends if end is not None))
 
 
 class _Reader(gguf.GGUFReader):

@@ -8,16 +8,16 @@ That a row is a mask is carried with the row, so the token may stand in a prompt
 
 from typing import Any
 
-import torch
 from transformers import PreTrainedConfig
 
-from stridelm.backends.torch.checkpoint import Checkpoint
-from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
 from stridelm.models.preview import MASK_KEY
 from stridelm.models.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 
+MASK_TOKEN = "<|stride_mask|>"
+ROUND_VOCABULARY = 64
+"""A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
 MASK_NAME_KEY = "mask_token"
 MASKS_KEY = "trained_masks"
 """The longest chain of masks that a model was trained with; our conversions say it, others may not."""
@@ -61,27 +61,3 @@ def own_masks(name: str, config: PreTrainedConfig, tokenizer: TextTokenizer) -> 
             f"{vocabulary - 1}, or left out"
         )
     return found[0], [ids[min(depth, len(ids) - 1)] for depth in range(masks)]
-
-
-def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
-    """The adapter that stands for a model's own mask token; None where its config names none."""
-    network = checkpoint.network
-    found = own_masks(checkpoint.name, network.config, checkpoint.tokenizer)
-    if found is None:
-        return None
-    name, ids = found
-    embedding_DC = network.get_input_embeddings()(torch.tensor(ids, device=network.device))
-    config = AdapterConfig(
-        base=checkpoint.name,
-        fingerprint=checkpoint.fingerprint,
-        width=embedding_DC.shape[-1],
-        rank=0,
-        masks=len(ids),
-        mask_token=name,
-        mask_token_id=ids[0],
-        extends_vocabulary=False,
-        targets=(),
-        unadapted=(),
-        sequential_size=0,
-    )
-    return Adapter(config, {MASK_EMBEDDING: embedding_DC})

@@ -16,9 +16,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from stridelm.backends.common.trial import TRIAL_TOKENS
 from stridelm.backends.gpu.load import stacked
 from stridelm.backends.gpu.weights import Weights
 from stridelm.backends.torch.checkpoint import Checkpoint
+from stridelm.backends.torch.forward import TorchForward
 from stridelm.contracts import Continuation, Stepper
 from stridelm.engine.step_kind import StepKind
 from stridelm.engine.step_loop import StepLoop
@@ -151,12 +153,13 @@ class RolloutEngine:
 
 
 def _steps(checkpoint: Checkpoint, places: int, width: int, weights: Weights | None) -> tuple[Stepper, PromptReader]:
-    if weights is None and (found := stacked(checkpoint.network, None)) is not None:
+    network = checkpoint.network
+    if weights is None and (found := stacked(network, None, TorchForward(network, TRIAL_TOKENS))) is not None:
         weights = found.weights
     if weights is None:
-        dense = DenseTexts(checkpoint.network, places, width)
+        dense = DenseTexts(network, places, width)
         return DenseStepper(dense, checkpoint.eos_ids), dense
     from stridelm.backends.gpu.texts import GpuTexts
 
-    texts = GpuTexts(checkpoint, weights, places, width)
+    texts = GpuTexts(network, weights, places, width)
     return texts.forward.stepper(0, places, checkpoint.eos_ids), texts

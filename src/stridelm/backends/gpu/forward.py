@@ -6,13 +6,13 @@ import triton
 from transformers import PreTrainedModel
 
 from stridelm.backends.common.cuda_graph import Graphed
+from stridelm.backends.common.gate import TensorGate
 from stridelm.backends.gpu.layers import Layers, Scores
 from stridelm.backends.gpu.layout import LayoutBuffer, Shape, fill
 from stridelm.backends.gpu.memory import GpuMemory
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.backends.gpu.template import Template
 from stridelm.backends.gpu.weights import BEYOND, Weights
-from stridelm.backends.torch.gated import TorchGate
 from stridelm.cache.kv_cache import KVCache, Table, blocks_for
 from stridelm.types import Output, Rows
 
@@ -30,7 +30,7 @@ class GpuForward:
         network: PreTrainedModel,
         weights: Weights,
         cache_tokens: int,
-        gate: TorchGate | None = None,
+        gate: TensorGate | None = None,
         *,
         captures: bool = True,
     ) -> None:

@@ -2,15 +2,15 @@
 
 import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from transformers import PreTrainedModel
 
+from stridelm.backends.common.gate import TensorGate
+from stridelm.backends.common.gpu_families import has_kernels
+from stridelm.backends.common.trial import TOLERANCE, distance, trial_ids, trial_logits
 from stridelm.backends.gpu.weights import Weights, is_supported, stack
-from stridelm.backends.torch.forward import TorchForward
-from stridelm.backends.torch.gated import TorchGate
-from stridelm.backends.torch.support import TOLERANCE, TRIAL_TOKENS, distance, trial_ids, trial_logits
+from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
 from stridelm.models.adapter import Adapter
 from stridelm.types import ROOT
@@ -23,19 +23,19 @@ class Stacked:
     """A network's weights as the GPU backend takes them, and the gate of its adapter."""
 
     weights: Weights
-    gate: TorchGate | None
+    gate: TensorGate | None
 
 
-def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None:
+def stacked(network: PreTrainedModel, adapter: Adapter | None, reference: Forward) -> Stacked | None:
     """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
-    something."""
+    something. `reference`: torch's own forward of the network, which the kernels are compared with."""
     if not has_kernels(network.device) or not is_supported(network, adapter):
         return None
     if network.device.type == "cuda":
         torch.cuda.set_device(network.device)  # Triton launches on the current one
-    expected = trial_logits(TorchForward(network, TRIAL_TOKENS), network)
+    expected = trial_logits(reference, network)
     weights = stack(network, adapter)
-    gate = None if adapter is None else TorchGate(network, adapter)
+    gate = None if adapter is None else TensorGate(network, adapter)
     try:
         apart = distance(expected, _trial(network, weights, gate))
     except Exception as error:  # a compiler's, or of too little shared memory: whatever it is, torch can run the model
@@ -47,14 +47,7 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None) -> Stacked | None
     return Stacked(weights, gate)
 
 
-def has_kernels(device: torch.device) -> bool:
-    """Whether kernels run there at all."""
-    return (
-        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def _trial(network: PreTrainedModel, weights: Weights, gate: TorchGate | None) -> torch.Tensor:
+def _trial(network: PreTrainedModel, weights: Weights, gate: TensorGate | None) -> torch.Tensor:
     """What the kernels say behind a few tokens; steps with masks are run, too, since others do not compile them."""
     from stridelm.backends.gpu.forward import GpuForward
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 
+from transformers import PreTrainedModel
+
 from stridelm.backends.gpu.forward import GpuForward
 from stridelm.backends.gpu.weights import Weights
-from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.cache.kv_cache import BLOCK_SIZE, blocks_for
 from stridelm.layout import lay_out, make_block
 from stridelm.params import InputError
@@ -15,14 +16,14 @@ _ROWS = 16384
 
 
 class GpuTexts:
-    """The cache of a number of places. Keeps `engine.rollout.PromptReader`."""
+    """The cache of a number of places. Keeps `train.rollout_engine.PromptReader`."""
 
-    def __init__(self, checkpoint: Checkpoint, weights: Weights, places: int, width: int) -> None:
-        """`weights` were stacked from the checkpoint's network; `width`: maximum number of tokens of a text."""
+    def __init__(self, network: PreTrainedModel, weights: Weights, places: int, width: int) -> None:
+        """`weights` were stacked from the network; `width`: maximum number of tokens of a text."""
         room = blocks_for(width) * BLOCK_SIZE + BLOCK_SIZE
         # Prompts come in many shapes, and long ones: a graph of each would hold more memory than it saves time.
         try:
-            self.forward = GpuForward(checkpoint.network, weights, places * room, captures=False)
+            self.forward = GpuForward(network, weights, places * room, captures=False)
         except InputError as error:
             raise InputError(
                 f"there is no memory for {places} answers at once, with {width} tokens each: write fewer "

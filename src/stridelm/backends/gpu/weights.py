@@ -13,18 +13,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from stridelm.backends.common.gpu_families import FAMILIES
 from stridelm.backends.common.scorer import cap_of
-from stridelm.backends.torch.attention import layer_window
 from stridelm.models.adapter import Adapter
 from stridelm.models.sequential_head import SequentialHead
+from stridelm.models.support import layer_window
 
-FAMILIES = {
-    "llama": "LlamaDecoderLayer",
-    "mistral": "MistralDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-}
-"""By the model types of their configurations, the layers that the kernels compute."""
 DTYPES = (torch.bfloat16, torch.float32)
 """float16 has no room for a residual that is not normed yet."""
 _SMALL = 2 << 30

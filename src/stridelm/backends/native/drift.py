@@ -13,8 +13,8 @@ from stridelm.arrays import log_softmax
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.packed import ENTRIES, read
 from stridelm.backends.native.weights import ACTIVATIONS, make_weights
-from stridelm.backends.torch.checkpoint import build_network
 from stridelm.layout import lay_out, make_block
+from stridelm.models.network import build_network
 
 TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
 old keeper of the lighthouse wrote in his book that the wind had risen from 12 to 48 knots within an hour. If a boat
@@ -41,7 +41,6 @@ def measure_drift(folder: Path, lanes: int, config: Any, weights: dict[str, torc
     ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
     network: Any = build_network("the model", config, weights, torch.device("cpu"), torch.float32)
-    network.set_attn_implementation("eager")
     expected = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
     packed = read(folder, lanes)
     assert packed is not None, "it was written a moment ago"

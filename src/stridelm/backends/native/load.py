@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from stridelm.backends.native.forward import NativeForward
@@ -10,10 +9,8 @@ from stridelm.backends.native.library import library
 from stridelm.backends.native.packed import Packed, file_identity, packed_folder, read_or_pack
 from stridelm.backends.native.source import Source, find_source
 from stridelm.backends.native.weights import make_weights
-from stridelm.contracts import Heads
-from stridelm.models import builtin
-from stridelm.models.preview import adapter_folder, own_draft
-from stridelm.models.target import Draft, Parts, Target
+from stridelm.models.preview import adapter_folder
+from stridelm.models.target import Parts, Target
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.settings import LoadSettings
 
@@ -47,14 +44,7 @@ class NativeTarget(Target):
         return self.packed.notes["drift"][self.activations]
 
 
-def load_parts(
-    model: str,
-    settings: LoadSettings,
-    *,
-    adapter: str | Path | None = None,
-    draft_model: str | Path | None = None,
-    heads: str | Path | None = None,
-) -> Parts:
+def load_parts(model: str, settings: LoadSettings, *, adapter: str | Path | None = None) -> Parts:
     """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
     there are none."""
     lanes = int(library().stride_lanes())
@@ -74,16 +64,8 @@ def load_parts(
         packed=packed,
         activations=settings.activations,
     )
-    with_it, own_heads = own_draft(model), builtin.builtin_heads() if model == builtin.NAME else None
     weights = make_weights(packed, conversion, settings.threads, settings.activations)
-    return Parts(
-        target,
-        NativeForward(weights, settings.cache_tokens),
-        None if draft_model is None else _draft(str(draft_model), target, settings),
-        None if heads is None else _heads(Path(heads), target),
-        None if with_it is None else cache(lambda: _draft(str(with_it), target, settings)),
-        None if own_heads is None else cache(lambda: _heads(own_heads, target)),
-    )
+    return Parts(target, NativeForward(weights, settings.cache_tokens))
 
 
 def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
@@ -119,15 +101,3 @@ def _identity(folder: Path) -> tuple[object, ...]:
     except OSError:
         return (str(folder),)  # loading it will tell what is wrong
     return str(folder.resolve()), content, *map(file_identity, sorted(folder.glob("*.safetensors")))
-
-
-def _heads(folder: Path, target: Target) -> Heads:
-    from stridelm.backends.native.torch_parts import load_numpy_heads
-
-    return load_numpy_heads(folder, target)
-
-
-def _draft(name: str, target: Target, settings: LoadSettings) -> Draft:
-    from stridelm.backends.native.torch_parts import load_torch_draft
-
-    return load_torch_draft(name, target, settings)

@@ -16,10 +16,12 @@ from stridelm.backends.native.packed import Writer, write
 from stridelm.backends.native.rotary import frequencies
 from stridelm.backends.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
 from stridelm.backends.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
-from stridelm.backends.torch.checkpoint import Parts, fingerprint, read_folder
-from stridelm.backends.torch.support import check_config
+from stridelm.models.find import read_folder
+from stridelm.models.fingerprint import fingerprint
 from stridelm.models.gguf import read_blocks, read_gguf
 from stridelm.models.mask_token import own_masks
+from stridelm.models.stored import StoredModel
+from stridelm.models.support import check_config
 from stridelm.models.tokenizer import Tokenizer
 
 Read = Callable[[str], Groups]
@@ -29,7 +31,8 @@ _OF_CLASSES = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token"
 
 def pack(source: Source, folder: Path, lanes: int) -> None:
     """Raises DoesNotFit, before anything is written."""
-    config, weights, tokenizer, eos_ids = _parts(source)
+    stored = _read(source)
+    config, weights, tokenizer, eos_ids = stored.config, stored.weights, stored.tokenizer, stored.eos_ids
     check_config(config)
     check_fits(config)
     read = _reader(source, config, weights)
@@ -77,11 +80,8 @@ def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.
     return {"masks": len(ids), "sequential_size": 0, "parts": {}}
 
 
-def _parts(source: Source) -> Parts:
-    if source.path.is_dir():
-        return read_folder(source.path)
-    model = read_gguf(source.path)
-    return model.config, model.weights, model.tokenizer, model.eos_ids
+def _read(source: Source) -> StoredModel:
+    return read_folder(source.path) if source.path.is_dir() else read_gguf(source.path)
 
 
 def _shape(config: Any) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def find_source(name: str, settings: LoadSettings) -> Source:
         raise DoesNotFit("takes 4-bit and 8-bit weights: give --quantize q8 (or q4), which changes what the model says")
     if name and path.is_dir():
         return Source(name, path, settings.quantize)
-    from stridelm.backends.torch.checkpoint import from_hub
+    from stridelm.models.find import from_hub
 
     return Source(name, from_hub(name), settings.quantize)
 
@@ -90,6 +90,6 @@ def _has_bias(config: Any) -> bool:
 
 
 def window(config: Any, layer: int) -> int:
-    from stridelm.backends.torch.attention import layer_window
+    from stridelm.models.support import layer_window
 
     return layer_window(config, layer) or 0

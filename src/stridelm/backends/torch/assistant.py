@@ -20,15 +20,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from stridelm.backends.torch.attention import NAME, UnsupportedModel, attend_block, lending_layers
-from stridelm.backends.torch.checkpoint import Checkpoint, build_network, folder_of
+from stridelm.backends.common.trial import TOLERANCE, trial_ids
+from stridelm.backends.torch.attention import NAME, attend_block
+from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
-from stridelm.backends.torch.support import ASSISTANT, TOLERANCE, trial_ids
 from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
+from stridelm.models.find import folder_of
 from stridelm.models.folder_settings import read_config
+from stridelm.models.network import build_network
 from stridelm.models.store import read_weights, weight_files
+from stridelm.models.support import ASSISTANT, UnsupportedModel, lending_layers
 from stridelm.params import InputError
 
 _TARGET = "gemma4_text"

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface
 
 from stridelm.backends.torch.memory import TorchMemory
 from stridelm.cache.kv_cache import KVCache, Table
 from stridelm.layout import visible
-from stridelm.params import InputError
+from stridelm.models.support import UnsupportedModel
 from stridelm.types import Rows
 
 NAME = "stridelm"
@@ -25,10 +25,6 @@ NAME = "stridelm"
 # What transformers' layers pass along and attention itself does not depend on.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states",
              "output_router_logits", "return_dict", "logits_to_keep"}  # fmt: skip
-
-
-class UnsupportedModel(InputError):
-    """The model does something that our attention does not do."""
 
 
 class Pass(Protocol):
@@ -131,32 +127,6 @@ def attend(
         sinks_H=s_aux,
     )
     return output_QHD[None], None
-
-
-def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """The sliding window that the settings give a layer."""
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if kinds is not None:
-        return window if kinds[layer] == "sliding_attention" else None
-    return window if getattr(config, "use_sliding_window", True) else None
-
-
-def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """Kind of layer -> the last of that kind with keys and values of its own: those behind it (Gemma 4) read these."""
-    kinds = getattr(config, "layer_types", None) or []
-    return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
-
-
-def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
-    """Layer -> the one whose keys and values it reads instead of its own."""
-    kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
-    first = len(kinds) - _borrowers(config)
-    return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}
-
-
-def _borrowers(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "num_kv_shared_layers", None) or 0)
 
 
 def attend_rows(

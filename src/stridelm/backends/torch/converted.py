@@ -3,9 +3,11 @@ the model's own mask token."""
 
 from pathlib import Path
 
+import torch
+
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.models.adapter import Adapter, check_base
-from stridelm.models.mask_token import mask_token_adapter
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, check_base
+from stridelm.models.mask_token import own_masks
 from stridelm.models.ungated import masks_alone
 from stridelm.settings import LoadSettings
 
@@ -23,3 +25,27 @@ def load_converted(
     folder, adapter = given
     check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
     return checkpoint, adapter
+
+
+def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
+    """The adapter that stands for a model's own mask token; None where its config names none."""
+    network = checkpoint.network
+    found = own_masks(checkpoint.name, network.config, checkpoint.tokenizer)
+    if found is None:
+        return None
+    name, ids = found
+    embedding_DC = network.get_input_embeddings()(torch.tensor(ids, device=network.device))
+    config = AdapterConfig(
+        base=checkpoint.name,
+        fingerprint=checkpoint.fingerprint,
+        width=embedding_DC.shape[-1],
+        rank=0,
+        masks=len(ids),
+        mask_token=name,
+        mask_token_id=ids[0],
+        extends_vocabulary=False,
+        targets=(),
+        unadapted=(),
+        sequential_size=0,
+    )
+    return Adapter(config, {MASK_EMBEDDING: embedding_DC})

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from stridelm.backends.torch.attention import UnsupportedModel
-from stridelm.backends.torch.checkpoint import Checkpoint, build_network, fingerprint, make_ready
+from stridelm.backends.torch.checkpoint import Checkpoint, make_ready
 from stridelm.backends.torch.linear import replace
+from stridelm.models.fingerprint import fingerprint
+from stridelm.models.network import build_network
 from stridelm.models.parts import Kind, check_base, check_tensors, load_part, save_part
+from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError
 
 DRAFT = Kind("draft", "draft.json", "stridelm-draft")

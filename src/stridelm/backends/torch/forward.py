@@ -8,11 +8,12 @@ from transformers import PreTrainedModel
 from stridelm.backends.common.processor import processor_entry
 from stridelm.backends.common.scorer import Scorer
 from stridelm.backends.torch import few_rows
-from stridelm.backends.torch.attention import Step, borrowed_layers
+from stridelm.backends.torch.attention import Step
 from stridelm.backends.torch.gated import TorchGate
 from stridelm.backends.torch.llama_layer import has_llama_layers, run_llama
 from stridelm.backends.torch.memory import TorchMemory
 from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
+from stridelm.models.support import borrowed_layers
 from stridelm.types import Output, Rows
 
 

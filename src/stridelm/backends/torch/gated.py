@@ -20,15 +20,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from stridelm import arrays
-from stridelm.backends.common.scorer import Scorer
+from stridelm.backends.common.gate import TensorGate
 from stridelm.backends.torch.few_rows import LowRankSum
 from stridelm.backends.torch.linear import PanelLinear, Part, StoredLinear, best_storage, replace, store_linears
 from stridelm.backends.torch.llama_layer import LlamaLayer
-from stridelm.contracts import Greed
 from stridelm.models.adapter import Adapter, check_takes_masks
 from stridelm.params import InputError
-from stridelm.types import Array, Rows
+from stridelm.types import Rows
 
 
 @dataclass(slots=True)
@@ -46,32 +44,18 @@ class GatedPass:
     """What the output head could read; filled when it runs."""
 
 
-_BELOW_ONE = 1 - 1e-6
 _PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
 
 
-class TorchGate:
-    """Keeps `contracts.Gate`: what an adapter brings beside its low-rank parts, on the device of the network that it is
-    attached to."""
+class TorchGate(TensorGate):
+    """The same for the network whose layers it is attached to."""
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
-        self.k = adapter.config.k
-        self.device = network.device
-        self.embedding = network.get_input_embeddings()
+        super().__init__(network, adapter)
         self.mask_embedding_DC = adapter.mask_embedding.to(network.device, network.dtype)
-        head = adapter.sequential_head()
-        self.sequential_head = None if head is None else head.to(network.device)
         storage = best_storage(network.device, torch.float32)
-        if head is not None and storage is not None:
-            store_linears(head, storage)
-        self.output_weight_VC = None if head is None else _output_weight(network)
-        """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
-        self.score = Scorer(network)
-        self.softcap = self.score.softcap
-
-    @property
-    def state_size(self) -> int:
-        return 0 if self.sequential_head is None else self.sequential_head.size
+        if self.sequential_head is not None and storage is not None:
+            store_linears(self.sequential_head, storage)
 
     @contextmanager
     def open(self, rows: Rows) -> Iterator[GatedPass]:
@@ -87,34 +71,6 @@ class TorchGate:
         finally:
             _PASS.reset(token)
 
-    def start(self, chains: int) -> torch.Tensor:
-        assert self.sequential_head is not None
-        return self.sequential_head.start(chains)
-
-    @torch.inference_mode()
-    def read(
-        self, hidden_XC: torch.Tensor, before: list[int], state_XS: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.sequential_head is not None
-        before_XC = self.embedding(torch.tensor(before, device=self.device)).float()
-        return self.sequential_head(hidden_XC.float(), before_XC, state_XS)
-
-    @torch.inference_mode()
-    def moved(self, tokens_N: torch.Tensor, logits: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        assert self.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
-        rows_NC = self.output_weight_VC[tokens_N]
-        more, cap = (added.to(rows_NC.dtype) @ rows_NC.t()).float(), self.softcap
-        if cap is None:
-            return logits + more
-        # What is added lies before the cap (Gemma 2).
-        return cap * torch.tanh(torch.atanh((logits / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + more / cap)
-
-    def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return arrays.top(logits_V, count)
-
-    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> None:
-        """Nothing quicker here than depth by depth."""
-
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
         """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
         ids_Q = torch.from_numpy(rows.ids_Q).to(self.device, copy=True)
@@ -129,13 +85,6 @@ def _scored(rows: Rows, device: torch.device) -> torch.Tensor | None:
     if rows.scored_segments == rows.wanted_segments:
         return None
     return torch.cat([torch.arange(each.start, each.stop, device=device) for each in rows.scored_segments])
-
-
-def _output_weight(network: PreTrainedModel) -> torch.Tensor:
-    # A tied matrix is held as the embedding anyway, with rows that lie together; the head may have stored it otherwise.
-    tied = network.config.get_text_config().tie_word_embeddings
-    holder: Any = network.get_input_embeddings() if tied else network.get_output_embeddings()
-    return holder.weight
 
 
 def attach(network: PreTrainedModel, adapter: Adapter) -> TorchGate:

@@ -15,17 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stridelm.backends.torch.attention import Step, attend_rows, layer_window
+from stridelm.backends.common.slots import SLOTS
+from stridelm.backends.torch.attention import Step, attend_rows
 from stridelm.backends.torch.linear import StoredLinear
+from stridelm.models.support import layer_window
 
 _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
-SLOTS = {
-    "query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention_output": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-"""The layer's own products -> the linear layers that each of them joins, by their names in the replaced layer."""
 
 
 def fuse_layers(network: nn.Module, storage: type[StoredLinear]) -> None:

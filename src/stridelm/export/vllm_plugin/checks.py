@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from stridelm.backends.torch.checkpoint import fingerprint_of
 from stridelm.models.adapter import Adapter
+from stridelm.models.fingerprint import fingerprint_of
 from stridelm.params import InputError
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

@@ -17,8 +17,7 @@ from tokenizers import AddedToken
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from stridelm.export.mask_vocabulary import ROUND_VOCABULARY
-from stridelm.models.mask_token import MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY, own_mask_token
+from stridelm.models.mask_token import MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY, ROUND_VOCABULARY, own_mask_token
 from stridelm.models.preview import MASK_KEY
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.models.store import as_dtype, save_network

@@ -18,13 +18,14 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.backends.common.scorer import cap_of, capped
-from stridelm.backends.torch.attention import UnsupportedModel, attend
+from stridelm.backends.torch.attention import attend
 from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.models.mask_token import MASK_TOKEN
 from stridelm.models.sequential_head import SequentialHead
+from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError
 from stridelm.train.students.passes import ChainPass, JointPass, TextPass
 
-MASK_TOKEN = "<|stride_mask|>"
 CHUNK_LOGITS = 2**27
 """Logits that are held at once."""
 _OUTSIDE_GRAPHS = "stridelm_outside_graphs"

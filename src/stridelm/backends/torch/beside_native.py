@@ -1,5 +1,4 @@
-"""Beside a model that the kernels run, what torch runs all the same: prediction heads and draft models. Torch is
-imported for who asks for them."""
+"""Prediction heads and draft models on torch, beside a model that the native backend runs."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""Models that torch runs: transformers' networks around our attention."""
+"""Models that run as transformers' network: through the GPU's kernels where these do them, through torch elsewhere."""
 
 from dataclasses import replace
 from functools import cache
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from stridelm.backends.common.gate import TensorGate
+from stridelm.backends.common.trial import TRIAL_TOKENS
 from stridelm.backends.gpu.load import stacked
 from stridelm.backends.gpu.weights import Weights
 from stridelm.backends.torch.assistant import assistant_folder, load_assistant
@@ -39,7 +41,7 @@ def load_parts(
     target, converted = load_converted(model, settings, adapted)
     assisting = assistant_folder(draft_model) if draft_model else None
     draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
-    on_gpu = stacked(target.network, converted)
+    on_gpu = stacked(target.network, converted, TorchForward(target.network, TRIAL_TOKENS))
     if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
         del target  # half precision was taken for what the kernels would have made exact
         exact = replace(settings, dtype="float32")
@@ -58,7 +60,7 @@ def parts_of(
     target: Checkpoint,
     settings: LoadSettings,
     *,
-    gate: TorchGate | None = None,
+    gate: TensorGate | None = None,
     weights: Weights | None = None,
     draft: Checkpoint | None = None,
     heads: TorchHeads | None = None,
@@ -82,8 +84,9 @@ def parts_of(
     )
 
 
-def _forward(target: Checkpoint, cache_tokens: int, gate: TorchGate | None, weights: Weights | None) -> Forward:
+def _forward(target: Checkpoint, cache_tokens: int, gate: TensorGate | None, weights: Weights | None) -> Forward:
     if weights is None:
+        assert gate is None or isinstance(gate, TorchGate), "torch's layers need a gate that is attached to them"
         return TorchForward(target.network, cache_tokens, gate)
     from stridelm.backends.gpu.forward import GpuForward
 

@@ -1,0 +1,71 @@
+"""The sequential head and the output matrix of a converted network, as drafting asks for them.
+
+Shape letters: X chains, C model width, S state size, N candidates, D depths of a chain, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from stridelm import arrays
+from stridelm.backends.common.scorer import Scorer
+from stridelm.contracts import Greed
+from stridelm.models.adapter import Adapter
+from stridelm.types import Array
+
+_BELOW_ONE = 1 - 1e-6
+
+
+class TensorGate:
+    """Keeps `contracts.Gate`: what an adapter brings beside its low-rank parts, on its network's device."""
+
+    def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
+        self.k = adapter.config.k
+        self.device = network.device
+        self.embedding = network.get_input_embeddings()
+        head = adapter.sequential_head()
+        self.sequential_head = None if head is None else head.to(network.device)
+        self.output_weight_VC = None if head is None else _output_weight(network)
+        """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
+        self.score = Scorer(network)
+        self.softcap = self.score.softcap
+
+    @property
+    def state_size(self) -> int:
+        return 0 if self.sequential_head is None else self.sequential_head.size
+
+    def start(self, chains: int) -> torch.Tensor:
+        assert self.sequential_head is not None
+        return self.sequential_head.start(chains)
+
+    @torch.inference_mode()
+    def read(
+        self, hidden_XC: torch.Tensor, before: list[int], state_XS: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.sequential_head is not None
+        before_XC = self.embedding(torch.tensor(before, device=self.device)).float()
+        return self.sequential_head(hidden_XC.float(), before_XC, state_XS)
+
+    @torch.inference_mode()
+    def moved(self, tokens_N: torch.Tensor, logits: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        assert self.output_weight_VC is not None, "an adapter with a sequential head keeps the output matrix"
+        rows_NC = self.output_weight_VC[tokens_N]
+        more, cap = (added.to(rows_NC.dtype) @ rows_NC.t()).float(), self.softcap
+        if cap is None:
+            return logits + more
+        # What is added lies before the cap (Gemma 2).
+        return cap * torch.tanh(torch.atanh((logits / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + more / cap)
+
+    def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return arrays.top(logits_V, count)
+
+    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> None:
+        """Nothing quicker here than depth by depth."""
+
+
+def _output_weight(network: PreTrainedModel) -> torch.Tensor:
+    # A tied matrix is held as the embedding anyway, with rows that lie together; the head may have stored it otherwise.
+    tied = network.config.get_text_config().tie_word_embeddings
+    holder: Any = network.get_input_embeddings() if tied else network.get_output_embeddings()
+    return holder.weight

@@ -1,0 +1,20 @@
+"""What the GPU's kernels run: asked before a model is loaded in half precision for them."""
+
+from importlib.util import find_spec
+
+import torch
+
+FAMILIES = {
+    "llama": "LlamaDecoderLayer",
+    "mistral": "MistralDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+}
+"""By the model types of their configurations, the layers that the kernels compute."""
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether kernels run there at all."""
+    return (
+        device.type == "cuda" and find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    )

@@ -1,0 +1,69 @@
+"""From a name, a folder, a hub id or a GGUF file to what is stored there: settings, weights and tokenizer."""
+
+import os
+from pathlib import Path
+
+from stridelm.models import builtin
+from stridelm.models.folder_settings import read_config, read_eos_ids, read_tokenizer
+from stridelm.models.gguf import read_gguf
+from stridelm.models.store import read_weights, weight_files
+from stridelm.models.stored import StoredModel
+from stridelm.models.support import check_config
+from stridelm.params import InputError
+
+
+def read_model(name: str) -> StoredModel:
+    """All that is stored of the model that a name means."""
+    folder = folder_of(name)
+    if folder is not None:
+        return read_folder(folder)
+    model = read_gguf(Path(name))
+    check_config(model.config)
+    return model
+
+
+def folder_of(name: str) -> Path | None:
+    """The Hugging Face folder that a name means, fetched where need be; None where it means a GGUF file."""
+    path = Path(name)
+    if name == builtin.NAME:
+        return builtin.ensure_builtin()
+    if name and path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        return None
+    return from_hub(name)
+
+
+def read_folder(folder: Path) -> StoredModel:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
+    files = weight_files(folder)
+    config = read_config(folder)
+    check_config(config)  # first: what is no language model may have no tokenizer
+    tokenizer = read_tokenizer(folder)
+    return StoredModel(config, read_weights(files), tokenizer, read_eos_ids(folder, config, tokenizer))
+
+
+def from_hub(name: str) -> Path:
+    unknown = (
+        f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or "
+        "a hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"
+    )
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or os.sep * 2 in name:
+        raise InputError(unknown)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]))
+    except LocalEntryNotFoundError as error:
+        raise InputError(
+            f"{name!r} is not on this machine and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set): "
+            "fetch it elsewhere and give its folder"
+        ) from error
+    # A proxy, a broken connection, an unknown name: each library below the hub's client has errors of its own.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{unknown} (the hub said: {reason})") from error

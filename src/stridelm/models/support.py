@@ -1,0 +1,81 @@
+"""What a model's settings say of its layers, and which models are refused by them."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from stridelm.params import InputError
+
+ASSISTANT = "gemma4_assistant"
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_RECURRENT = {"linear_attention", "hybrid", "mamba", "recurrent", "conv"}
+_LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
+
+
+class UnsupportedModel(InputError):
+    """The model does something that our attention does not do."""
+
+
+def check_config(whole: PreTrainedConfig) -> None:
+    """Refuse, by name, what our attention would have to do otherwise."""
+    family, config = whole.model_type, whole.get_text_config()
+    if getattr(whole, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
+    if family.endswith("_assistant"):
+        raise UnsupportedModel(
+            f"{family} is no language model by itself. Of its kind, {ASSISTANT} can draft for the model that it was "
+            "made for: give that one's folder with --model, and the assistant's with --draft-model"
+        )
+    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYERS)
+    if not hasattr(config, "num_attention_heads") or _RECURRENT & set(unknown):
+        kinds = f" (layers of kind {', '.join(unknown)})" if unknown else ""
+        raise UnsupportedModel(
+            f"{family} keeps a recurrent state{kinds}, which cannot be rolled back to an accepted draft: only models "
+            "whose layers all attend are supported"
+        )
+    if unknown:
+        raise UnsupportedModel(f"{family} has layers of kind {', '.join(unknown)}, which StrideLM does not do")
+    for name in ("attention_chunk_size", "alibi", "use_bidirectional_attention"):
+        # Gemma 4's pictures see themselves whole; texts have none of them.
+        if getattr(config, name, None) not in (None, False, "vision"):
+            raise UnsupportedModel(f"{family} uses {name}, which StrideLM does not do")
+    rotary = _rotary_types(getattr(config, "rope_parameters", None)) & _LENGTH_DEPENDENT_ROTARY
+    if rotary:
+        raise UnsupportedModel(
+            f"{family} uses rotary positions of type {', '.join(sorted(rotary))}: they change with the length of the "
+            "text, so cached keys would go stale"
+        )
+
+
+def _rotary_types(parameters: Any) -> set[str]:
+    """The rotary types named in a config, which may keep one set of parameters or one per kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    nested = [_rotary_types(value) for value in parameters.values()]
+    return {str(parameters.get("rope_type", "default"))}.union(*nested)
+
+
+def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
+    """The sliding window that the settings give a layer."""
+    kinds = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if kinds is not None:
+        return window if kinds[layer] == "sliding_attention" else None
+    return window if getattr(config, "use_sliding_window", True) else None
+
+
+def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
+    """Kind of layer -> the last of that kind with keys and values of its own: those behind it (Gemma 4) read these."""
+    kinds = getattr(config, "layer_types", None) or []
+    return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
+
+
+def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
+    """Layer -> the one whose keys and values it reads instead of its own."""
+    kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
+    first = len(kinds) - _borrowers(config)
+    return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}
+
+
+def _borrowers(config: PreTrainedConfig) -> int:
+    return int(getattr(config, "num_kv_shared_layers", None) or 0)
