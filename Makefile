@@ -87,7 +87,7 @@ $(VLLM)/.ready: pyproject.toml
 vllm: $(VLLM)/.ready
 
 test-vllm: setup vllm
-	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/test_vllm.py
+	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/export/test_vllm.py
 
 # Clients of the server, for Python and node: they pin what we do not, and each other's least of all. The server that
 # they talk to is the main environment's.
@@ -120,7 +120,7 @@ test-clients: setup clients
 
 # On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
 test-cuda: setup
-	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/test_cuda.py tests/test_gpu_*.py tests/test_bench_gpu.py
+	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/backends/torch/test_cuda.py tests/backends/gpu tests/bench/test_bench_gpu.py
 
 test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'

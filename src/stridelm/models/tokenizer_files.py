@@ -2,7 +2,7 @@
 
 transformers' rules for these files have grown over years. Here are those that matter where there is a tokenizer.json
 and the tokenizer is all that the file says; other folders are refused, so that no model gets other ids than it would
-from transformers. tests/test_tokenizer.py compares the two.
+from transformers. tests/models/test_tokenizer.py compares the two.
 """
 
 import json

@@ -1,0 +1,308 @@
+"""The native backend's files: damaged ones are refused or packed anew, never read beyond; and the choice of backend."""
+
+import json
+import logging
+import multiprocessing
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Stored
+from test_gguf import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
+
+import stridelm
+from native import cache_at, deviation, forward_of, load_native
+from stridelm import InputError, LoadSettings
+from stridelm.backends import load as backends
+from stridelm.backends.native import library as library_module
+from stridelm.backends.native.library import library
+from stridelm.backends.native.load import NativeTarget
+from stridelm.backends.native.packed import ENTRIES, WEIGHTS
+from stridelm.layout import lay_out, make_block
+from tiny import save_tiny
+
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+def stored_as(kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Content:
+    content = content_of(tiny_network(family, **SHAPE))
+    content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | (other or {})
+    return content
+
+
+def write_gguf(path: Path, kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Path:
+    return stored_as(kind, family, other=other).write(path)
+
+
+def is_native(model: stridelm.LanguageModel) -> bool:
+    return isinstance(model.target, NativeTarget)
+
+
+def logits(model: stridelm.LanguageModel) -> np.ndarray:
+    forward = model.parts.forward
+    (output,) = forward(lay_out([make_block(0, PROMPT, reads_all=True)]), [forward.cache.open()])
+    return np.asarray(output.logits_WV)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", [Stored.Q4_0, Stored.Q4_1, Stored.Q8_0])
+def test_blocks_of_a_file_are_run_as_they_are(family: str, kind: Stored, tmp_path: Path, native_cache: Path) -> None:
+    if family != "llama" and kind == Stored.Q4_0:
+        pytest.skip("one family is enough")
+    path = write_gguf(tmp_path / "tiny.gguf", kind, family)
+    model = load_native(path, native_cache, backend="auto", device="cpu")
+    assert is_native(model)
+    assert deviation(logits(model), logits_of(load(path), PROMPT).numpy()) < 1e-3
+
+
+def test_kinds_may_be_mixed_but_not_within_a_product(tmp_path: Path, native_cache: Path) -> None:
+    more = {"token_embd.weight": Stored.Q8_0, "blk.0.ffn_down.weight": Stored.Q4_0}
+    path = write_gguf(tmp_path / "mixed.gguf", Stored.Q4_1, other=more)
+    assert deviation(logits(load_native(path, native_cache)), logits_of(load(path), PROMPT).numpy()) < 1e-3
+    for name in ("blk.0.attn_k.weight", "blk.1.ffn_up.weight"):
+        path = write_gguf(tmp_path / "other.gguf", Stored.Q4_1, other={name: Stored.Q8_0})
+        with pytest.raises(InputError, match="of one kind of blocks"):
+            load_native(path, native_cache)
+
+
+@pytest.mark.parametrize("kind", [Stored.F16, Stored.F32])
+def test_other_kinds_go_to_torch_or_are_refused(kind: Stored, tmp_path: Path, native_cache: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", Stored.Q8_0, other={"blk.1.ffn_down.weight": kind})
+    assert not is_native(load_native(path, native_cache, backend="auto", device="cpu"))
+    with pytest.raises(InputError, match=rf"the native backend keeps blocks .* not {kind.name}: give --quantize q8"):
+        load_native(path, native_cache)
+    model = load_native(path, native_cache, quantize="q8")
+    assert is_native(model)
+    assert deviation(logits(model), logits_of(load(path), PROMPT).numpy()) < 0.05
+
+
+LOAD = """
+import sys
+from stridelm import InputError, LoadSettings, SamplingParams, load
+for path in sys.argv[1:]:
+    try:
+        model = load(path, settings=LoadSettings(backend="native", cache_tokens=256, threads=1))
+        model.generate("Hello", SamplingParams(max_tokens=4), raw=True)
+        print("ran")
+    except InputError as error:
+        assert "\\n" not in str(error)
+        print("refused")
+"""
+
+
+def loaded_elsewhere(paths: list[Path]) -> list[str]:
+    """Each file loaded in a process of its own kind, so that a crash is seen and not died of."""
+    command = [sys.executable, "-W", "ignore", "-c", LOAD, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout.split()
+    assert len(said) == len(paths)
+    return said
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+def test_damaged_files_are_refused_or_run(seed: int, tmp_path: Path, native_cache: Path) -> None:
+    """Cut off at many places, and with bytes flipped in settings, tensor descriptions and blocks."""
+    chance, paths = random.Random(seed), []
+    content = stored_as((Stored.Q4_0, Stored.Q4_1, Stored.Q8_0)[seed % 3])
+    whole = content.write(tmp_path / "whole.gguf")
+    data, places = whole.read_bytes(), header_places(whole)
+    ends = [*cuts(content, tmp_path / "cuts.gguf").values()] if seed == 0 else []
+    ends += [chance.randrange(len(data) - 64) for _ in range(6)]
+    for end in ends:
+        paths.append(tmp_path / f"cut-{len(paths)}.gguf")
+        paths[-1].write_bytes(data[:end])
+    cut = len(paths)
+    for _ in range(24):
+        damaged = bytearray(data)
+        for place in chance.choices(places, k=chance.choice([1, 1, 2, 8])):
+            damaged[place] = chance.randrange(256)
+        for place in chance.choices(range(places[-1], len(data)), k=chance.choice([0, 50])):
+            damaged[place] = chance.randrange(256)
+        paths.append(tmp_path / f"flipped-{len(paths)}.gguf")
+        paths[-1].write_bytes(damaged)
+    with cache_at(native_cache):
+        said = loaded_elsewhere([*paths, whole])
+    assert said[:cut] == ["refused"] * cut
+    assert said[-1] == "ran" and {"ran", "refused"} == set(said)
+
+
+def edit(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / ENTRIES
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def edit_entry(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        entries = json.loads((folder / ENTRIES).read_text())["entries"]
+        edit(entries=entries | {"0.down": entries["0.down"] | changes})(folder)
+
+    return change
+
+
+def cut_weights(folder: Path, end: int) -> None:
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:end])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "half of the weights": lambda folder: cut_weights(folder, (folder / WEIGHTS).stat().st_size // 2),
+    "a byte too few": lambda folder: cut_weights(folder, -1),
+    "no byte of them": lambda folder: cut_weights(folder, 0),
+    "no weights": lambda folder: (folder / WEIGHTS).unlink(),
+    "no description": lambda folder: (folder / ENTRIES).unlink(),
+    "no JSON": lambda folder: (folder / ENTRIES).write_text("{"),
+    "not text": lambda folder: (folder / ENTRIES).write_bytes(b"\xff\x00"),
+    "a list": lambda folder: (folder / ENTRIES).write_text("[]"),
+    "a number": lambda folder: (folder / ENTRIES).write_text("1"),
+    "an offset beyond": edit_entry(offset=2**40),
+    "an offset before": edit_entry(offset=-4096),
+    "too many panels": edit_entry(panels=2**50),
+    "more outputs than panels": edit_entry(outputs=10_000),
+    "half a group": edit_entry(groups=1.5),
+    "groups in words": edit_entry(groups="two"),
+    "entries in a list": edit(entries=[]),
+    "entries that are none": edit(entries={"0.down": 3}),
+    "other lanes": edit(lanes=4),
+    "another version": edit(version=0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_packed_files_are_made_anew(
+    damage: str, tmp_path: Path, native_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny(tmp_path / "model", **SHAPE)
+    expected = logits(load_native(model, native_cache, quantize="q8"))
+    assert "packing" in capsys.readouterr().err
+    load_native(model, native_cache, quantize="q8")
+    assert "packing" not in capsys.readouterr().err
+    (folder,) = [
+        file.parent
+        for file in (native_cache / "stridelm" / "models" / "packed").glob(f"*/{ENTRIES}")
+        if file.stat().st_mtime_ns >= (model / "config.json").stat().st_mtime_ns
+    ]
+    DAMAGES[damage](folder)
+    assert np.array_equal(logits(load_native(model, native_cache, quantize="q8")), expected)
+    assert "packing" in capsys.readouterr().err
+    load_native(model, native_cache, quantize="q8")
+    assert "packing" not in capsys.readouterr().err
+
+
+def test_a_changed_model_is_packed_anew(tmp_path: Path, native_cache: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SHAPE)
+    before = logits(load_native(folder, native_cache, quantize="q8"))
+    save_tiny(folder, seed=1, **SHAPE)
+    assert not np.allclose(logits(load_native(folder, native_cache, quantize="q8")), before)
+
+
+def _pack_at_once(model: str, cache: str, start: Any) -> None:
+    start.wait()
+    forward = forward_of(load_native(model, Path(cache), quantize="q8"))
+    assert forward.weights.packed.notes["drift"]["int16"]["largest"] >= 0
+
+
+@pytest.mark.slow
+def test_two_processes_pack_at_once(tmp_path: Path, native_cache: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SHAPE)
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(2)
+    each = [context.Process(target=_pack_at_once, args=(str(folder), str(native_cache), start)) for _ in range(2)]
+    for process in each:
+        process.start()
+    for process in each:
+        process.join(240)
+    assert [process.exitcode for process in each] == [0, 0]
+    assert not list((native_cache / "stridelm" / "models" / "packed").glob(".working-*"))
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
+    """Which backend is asked to load something."""
+    from stridelm.backends import network
+    from stridelm.backends.native import load as native
+
+    for module, name in ((native, "native"), (network, "torch")):
+        monkeypatch.setattr(module, "load_parts", lambda model, settings, name=name, **_: name)
+    monkeypatch.setattr(backends, "_with_torch_parts", lambda parts, *_: parts)
+    return lambda settings: str(backends.load_parts("any", settings))
+
+
+def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
+    assert chosen(LoadSettings(device="cpu")) == "native"
+    assert chosen(LoadSettings(device="cpu", activations="int8")) == "native"
+    for settings in (
+        LoadSettings(backend="torch"),
+        LoadSettings(dtype="bfloat16"),
+        LoadSettings(device="cuda"),
+        LoadSettings(device="cpu", dtype="float16"),
+    ):
+        assert chosen(settings) == "torch"
+    for settings in (
+        LoadSettings(backend="torch", activations="int8"),
+        LoadSettings(device="cuda", activations="int8"),
+    ):
+        with pytest.raises(InputError, match="activations"):
+            chosen(settings)
+    for asked in (LoadSettings(backend="native"), LoadSettings(quantize="q8")):
+        for settings, said in ((replace(asked, device="cuda"), "CPU"), (replace(asked, dtype="bfloat16"), "dtype")):
+            with pytest.raises(InputError, match=said):
+                chosen(settings)
+
+
+@pytest.mark.parametrize("lack", ["compiler", "AVX2"])
+def test_without_kernels_torch_serves(
+    lack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", Stored.Q8_0)
+    if lack == "compiler":
+        monkeypatch.setenv("CXX", "/nowhere/g++")
+    else:
+        monkeypatch.setattr(library_module, "processor_entry", lambda name: "fpu sse2 avx")
+    library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="stridelm"):
+            model = load_native(path, tmp_path / "empty", backend="auto", device="cpu")
+        assert not is_native(model) and "torch serves, which is slower" in caplog.text
+        assert ("/nowhere/g++" if lack == "compiler" else "no avx2, f16c, fma") in caplog.text
+        with pytest.raises(InputError, match="the native backend cannot be used"):
+            load_native(path, tmp_path / "empty")
+        with pytest.raises(InputError, match="activations"):
+            load_native(path, tmp_path / "empty", backend="auto", device="cpu", activations="int8")
+    finally:
+        library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        ("llama", {"head_dim": 8}, "multiple of 16"),
+        ("llama", {"head_dim": 16, "hidden_act": "gelu"}, "gelu"),
+        ("llama", {"head_dim": 16, "attention_bias": True}, "bias"),
+        ("gemma2", {"head_dim": 16}, "gemma2"),
+    ],
+)
+def test_what_the_kernels_do_not_do_is_refused(
+    family: str, changes: dict[str, Any], said: str, tmp_path: Path, native_cache: Path
+) -> None:
+    folder = save_tiny(tmp_path / "model", family, **changes)
+    with pytest.raises(InputError, match=f"the native backend .*{said}"):
+        load_native(folder, native_cache, quantize="q8")
+    assert torch.is_tensor(load_native(folder, native_cache, backend="auto", device="cpu").parts.forward.zeros(1))
+
+
+def test_weights_that_are_not_quantised_stay_with_torch(tmp_path: Path, native_cache: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SHAPE)
+    assert not is_native(load_native(folder, native_cache, backend="auto", device="cpu"))
+    with pytest.raises(InputError, match="--quantize q8"):
+        load_native(folder, native_cache)
