@@ -18,7 +18,8 @@ from fake_drafters import AlwaysWrong, SomewhereRight
 from stepping import step_of
 from stridelm import SamplingParams
 from stridelm.api import LanguageModel
-from stridelm.decode.autoregressive import Autoregressive, decide
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.commit import decide
 from stridelm.decode.speculative import Speculative
 from stridelm.layout import make_block
 from stridelm.sampling import drawer

@@ -1,7 +1,7 @@
 """The decoder self as `stridelm acceptance` counts it: one chain, masks off every node, whatever it costs."""
 
 from stridelm.api import LanguageModel
-from stridelm.decode.autoregressive import next_block
+from stridelm.decode.commit import next_block
 from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
 from stridelm.decode.planner import Plan

@@ -6,7 +6,7 @@ ConfAdapt (arXiv 2602.06019) keeps the leading run of positions that are confide
 from collections.abc import Iterator
 
 from stridelm.contracts import Gate
-from stridelm.decode.autoregressive import ending, finite, next_block, reads_on
+from stridelm.decode.commit import ending, finite, next_block, reads_on
 from stridelm.draft.block import read_chain
 from stridelm.layout import make_block
 from stridelm.sampling import Drawer, confidence, drawer, likeliest

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stridelm.contracts import Drafter
-from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads_on
+from stridelm.decode.commit import decide_all, lawful, next_block, reads_on
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.planner import Outlook, Plan, choose, gains

@@ -1,6 +1,6 @@
 """How likely a text is, token by token, to the model: reads a prompt and writes nothing."""
 
-from stridelm.decode.autoregressive import finite, reads_on
+from stridelm.decode.commit import finite, reads_on
 from stridelm.layout import make_block
 from stridelm.sampling import Drawer, confidence, drawer, likeliest
 from stridelm.types import Block, Commit, Output, Sequence

@@ -1,7 +1,7 @@
 """Verified drafts: what a drafter proposes is checked in the same forward, so that the text stays the model's own."""
 
 from stridelm.contracts import Drafter
-from stridelm.decode.autoregressive import decide_all, lawful, next_block, reads_on
+from stridelm.decode.commit import decide_all, lawful, next_block, reads_on
 from stridelm.sampling import Drawer, drawer
 from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from stridelm.contracts import Emitted
-from stridelm.decode.autoregressive import ending, finite
+from stridelm.decode.commit import ending, finite
 from stridelm.layout import make_block
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
