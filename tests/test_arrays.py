@@ -226,7 +226,7 @@ def test_filters_of_nasty_rows(x_V: np.ndarray, params: SamplingParams) -> None:
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_same_answers(decoder: str, temperature: float, roomy_model: LanguageModel) -> None:
     """Every decoder, masks and heads and a draft model behind numpy arrays: not one tensor reaches decoding."""
-    native = LanguageModel(as_numpy(roomy_model.twin().parts), roomy_model.settings)
+    native = LanguageModel(as_numpy(roomy_model.twin().loaded), roomy_model.settings)
     params = SamplingParams(max_tokens=40, temperature=temperature, top_p=0.95, seed=11)
     settings = DecodeSettings(decoder, threshold=0.0) if decoder == "adaptive" else DecodeSettings(decoder)
     for prompt in ("abcabcabc", "The quick brown fox"):
@@ -241,7 +241,7 @@ def test_the_same_answers(decoder: str, temperature: float, roomy_model: Languag
 
 def test_its_cost_is_measured(roomy_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stridelm.decode.cost._BUDGET", 0.05)
-    cost, _ = measure(as_numpy(roomy_model.twin().parts).forward)
+    cost, _ = measure(as_numpy(roomy_model.twin().loaded).forward)
     assert cost.seconds[0] > 0 and cost.head > 0
 
 

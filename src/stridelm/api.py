@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import cast, overload
 
-from stridelm.backends.load import load_parts
+from stridelm.backends.load import load_model
 from stridelm.contracts import Gate, Heads, Policy
 from stridelm.decode.cost import Cost
 from stridelm.decode.scoring import Scoring
-from stridelm.decode.table import Loaded, make_policy
+from stridelm.decode.table import DecodeResources, make_policy
 from stridelm.engine.engine import Engine
 from stridelm.engine.explain import explain
 from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.models.encode import Prompt, Prompts, encode_prompt, is_batch
-from stridelm.models.target import Parts, Target
+from stridelm.models.target import LoadedModel, Target
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
 from stridelm.stats import Stats
@@ -48,20 +48,20 @@ def load(
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     settings = settings or LoadSettings()
-    parts = load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
-    return LanguageModel(parts, settings)
+    loaded = load_model(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+    return LanguageModel(loaded, settings)
 
 
 class LanguageModel:
     """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
 
-    def __init__(self, parts: Parts, settings: LoadSettings) -> None:
-        """The caches of `parts` become this model's own: see `twin`."""
-        self.parts = parts
+    def __init__(self, loaded: LoadedModel, settings: LoadSettings) -> None:
+        """The caches of `loaded` become this model's own: see `twin`."""
+        self.loaded = loaded
         self.settings = settings
-        self.target = parts.target
-        self.engine = Engine(parts.forward, parts.target.tokenizer)
-        self._loaded = Loaded(parts, settings.cache_tokens)
+        self.target = loaded.target
+        self.engine = Engine(loaded.forward, loaded.target.tokenizer)
+        self._resources = DecodeResources(loaded, settings.cache_tokens)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._scoring = Scoring()
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
@@ -73,7 +73,7 @@ class LanguageModel:
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
-        return LanguageModel(self.parts.with_caches(self.settings.cache_tokens), self.settings)
+        return LanguageModel(self.loaded.with_caches(self.settings.cache_tokens), self.settings)
 
     @property
     def max_length(self) -> int:
@@ -83,22 +83,22 @@ class LanguageModel:
     @property
     def gate(self) -> Gate | None:
         """What makes masks; None where the model has none."""
-        return self.parts.forward.gate
+        return self.loaded.forward.gate
 
     @property
     def draft(self) -> Target | None:
         """The draft model that was given."""
-        return None if self.parts.draft is None else self.parts.draft.target
+        return None if self.loaded.draft is None else self.loaded.draft.target
 
     @property
     def heads(self) -> Heads | None:
         """The prediction heads that were given."""
-        return self.parts.heads
+        return self.loaded.heads
 
     @property
     def cost(self) -> Cost:
         """What forwards cost here, as the planner knows it; measured if it is not known yet."""
-        return self._loaded.cost
+        return self._resources.cost
 
     def stream(
         self,
@@ -132,7 +132,7 @@ class LanguageModel:
                 if drafts is not None:
                     self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
         # Where rows are nearly free, reading a prompt holds nobody up.
-        self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._loaded.is_wide else _SHARED_PREFILL_ROWS
+        self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._resources.is_wide else _SHARED_PREFILL_ROWS
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
@@ -226,9 +226,9 @@ class LanguageModel:
     def check(self, decoder: str | DecodeSettings) -> DecodeSettings:
         """The decoder's settings, if this model can do what they say."""
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
-        heads = self._loaded.heads_by_name() if settings.decoder == "heads" else self.heads
+        heads = self._resources.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
-            has_draft=self._loaded.has_draft,
+            has_draft=self._resources.has_draft,
             mask_k=0 if self.gate is None else self.gate.k,
             heads_k=0 if heads is None else heads.k,
         )
@@ -237,7 +237,7 @@ class LanguageModel:
     def _policy(self, settings: DecodeSettings) -> Policy:
         # One per settings: sequences that share a policy are drafted together. Strangers may ask for any settings, so
         # those that were not asked for lately are forgotten.
-        policy = self._policies.pop(settings, None) or make_policy(settings, self._loaded)
+        policy = self._policies.pop(settings, None) or make_policy(settings, self._resources)
         self._policies[settings] = policy
         while len(self._policies) > _MOST_POLICIES:
             del self._policies[next(iter(self._policies))]

@@ -35,7 +35,7 @@ from interpreted import DEVICE
 from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
 from stridelm.backends.gpu.weights import stack
-from stridelm.backends.network import parts_of
+from stridelm.backends.network import loaded_model
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.backends.torch.gated import TorchGate
 from stridelm.contracts import Policy
@@ -68,8 +68,8 @@ def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
     settings = LoadSettings(device=DEVICE, dtype="float32", cache_tokens=1024)
     checkpoint = load_checkpoint(str(folder), settings, trainable=True)
     weights = stack(checkpoint.network, adapter)
-    parts = parts_of(checkpoint, settings, gate=TorchGate(checkpoint.network, adapter), weights=weights)
-    return Subject(str(folder), settings, SIZES, model=LanguageModel(parts, settings), prompts=PROMPTS)
+    loaded = loaded_model(checkpoint, settings, gate=TorchGate(checkpoint.network, adapter), weights=weights)
+    return Subject(str(folder), settings, SIZES, model=LanguageModel(loaded, settings), prompts=PROMPTS)
 
 
 def last(figures: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stridelm.api import LanguageModel
-from stridelm.backends.network import parts_of
+from stridelm.backends.network import loaded_model
 from stridelm.backends.torch.assistant import load_assistant
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.gated import TorchGate
@@ -20,7 +20,7 @@ def assembled(
     gate: TorchGate | None = None,
     heads: TorchHeads | None = None,
 ) -> LanguageModel:
-    return LanguageModel(parts_of(target, settings, gate=gate, draft=draft, heads=heads), settings)
+    return LanguageModel(loaded_model(target, settings, gate=gate, draft=draft, heads=heads), settings)
 
 
 def checkpoint_of(model: LanguageModel) -> Checkpoint:
@@ -35,12 +35,12 @@ def gate_of(model: LanguageModel) -> TorchGate:
 
 def with_random_heads(model: LanguageModel) -> LanguageModel:
     """The same model with heads, and with caches of its own."""
-    parts = model.twin().parts
-    return LanguageModel(replace(parts, heads=random_heads(checkpoint_of(model))), model.settings)
+    loaded = model.twin().loaded
+    return LanguageModel(replace(loaded, heads=random_heads(checkpoint_of(model))), model.settings)
 
 
 def with_assistant(model: LanguageModel, folder: Path) -> LanguageModel:
     """The same model with a Gemma 4 assistant in its draft model's place, and with caches of its own."""
-    parts = replace(model.twin().parts, draft=None)
-    assistant = load_assistant(folder, checkpoint_of(model), parts.forward)
-    return LanguageModel(replace(parts, assistant=assistant), model.settings)
+    loaded = replace(model.twin().loaded, draft=None)
+    assistant = load_assistant(folder, checkpoint_of(model), loaded.forward)
+    return LanguageModel(replace(loaded, assistant=assistant), model.settings)

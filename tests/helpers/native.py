@@ -90,8 +90,8 @@ def load_native(
 
 
 def forward_of(model: LanguageModel) -> NativeForward:
-    assert isinstance(model.parts.forward, NativeForward)
-    return model.parts.forward
+    assert isinstance(model.loaded.forward, NativeForward)
+    return model.loaded.forward
 
 
 def rounded(weight: torch.Tensor, kind: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from stridelm import arrays
 from stridelm.cache.kv_cache import KVCache, Table
 from stridelm.contracts import Forward, Gate, Greed, Heads
-from stridelm.models.target import Draft, Parts
+from stridelm.models.target import Draft, LoadedModel
 from stridelm.types import Output, Rows
 
 
@@ -89,12 +89,12 @@ class NumpyForward:
         """The host takes part in every step."""
 
 
-def as_numpy(parts: Parts) -> Parts:
+def as_numpy(loaded: LoadedModel) -> LoadedModel:
     """The same, all of it behind numpy arrays."""
-    draft, heads = parts.draft, parts.heads
+    draft, heads = loaded.draft, loaded.heads
     return replace(
-        parts,
-        forward=NumpyForward(parts.forward),
+        loaded,
+        forward=NumpyForward(loaded.forward),
         draft=None if draft is None else Draft(draft.target, NumpyForward(draft.forward)),
         heads=None if heads is None else NumpyHeads(heads),
     )

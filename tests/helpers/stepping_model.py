@@ -10,7 +10,7 @@ from hash_stepper import Device, SteppingForward
 from hashing_model import CONTEXT, END, VOCABULARY, HashGate, letters
 from stridelm.api import LanguageModel
 from stridelm.cache.kv_cache import BLOCK_SIZE, blocks_for
-from stridelm.models.target import Parts, Target
+from stridelm.models.target import LoadedModel, Target
 from stridelm.settings import LoadSettings
 
 PROMPT = "o r l l i v g d f f"
@@ -51,7 +51,7 @@ def stepping_model(device: Device | None = None, blocks: int = 64) -> LanguageMo
     ends = frozenset({END})
     target = HashTarget("hash", _words(), ends, CONTEXT, VOCABULARY, "0")
     forward = SteppingModelForward(blocks, device or Device(right=0.9))
-    return LanguageModel(Parts(target, forward), LoadSettings(cache_tokens=blocks * BLOCK_SIZE))
+    return LanguageModel(LoadedModel(target, forward), LoadSettings(cache_tokens=blocks * BLOCK_SIZE))
 
 
 def _words() -> PreTrainedTokenizerBase:

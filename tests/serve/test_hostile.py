@@ -50,8 +50,8 @@ def assert_unharmed(server: ThreadServer) -> None:
         assert client.get("/health").json() == {"status": "ok"}
         assert client.post(TEXT, json=BODIES[TEXT]).status_code == 200
     model, worker = server.context.model, server.context.worker
-    assert model.parts.draft is not None
-    for cache in (model.engine.forward.cache, model.parts.draft.forward.cache):
+    assert model.loaded.draft is not None
+    for cache in (model.engine.forward.cache, model.loaded.draft.forward.cache):
         until(lambda cache=cache: cache.free_blocks == cache.block_count)
         cache.check_integrity()
     assert worker.waiting == 0

@@ -10,7 +10,7 @@ from stridelm.backends.native.source import DoesNotFit
 from stridelm.contracts import Heads
 from stridelm.models import builtin
 from stridelm.models.preview import own_draft
-from stridelm.models.target import Draft, Parts
+from stridelm.models.target import Draft, LoadedModel
 from stridelm.params import InputError
 from stridelm.settings import AUTO_DTYPE, LoadSettings
 
@@ -20,14 +20,14 @@ _OWN_DTYPES = (AUTO_DTYPE, "float32")
 """The native backend's: it has a kind of numbers of its own."""
 
 
-def load_parts(
+def load_model(
     model: str,
     settings: LoadSettings,
     *,
     adapter: str | Path | None = None,
     draft_model: str | Path | None = None,
     heads: str | Path | None = None,
-) -> Parts:
+) -> LoadedModel:
     """As `stridelm.load` takes them."""
     is_asked_for = settings.backend == "native" or settings.quantize is not None
     if is_asked_for:
@@ -36,8 +36,8 @@ def load_parts(
         from stridelm.backends.native import load as native
 
         try:
-            parts = native.load_parts(model, settings, adapter=adapter)
-            return _with_torch_parts(parts, settings, draft_model, heads)
+            loaded = native.load_model(model, settings, adapter=adapter)
+            return _with_torch_drafters(loaded, settings, draft_model, heads)
         except (DoesNotFit, CannotCompile) as error:
             if is_asked_for:
                 raise InputError(f"{model}: the native backend {_reason(error)}") from error
@@ -48,14 +48,14 @@ def load_parts(
     # Here, not above: torch takes two seconds to import.
     from stridelm.backends import network
 
-    return network.load_parts(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+    return network.load_model(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
 
 
-def _with_torch_parts(
-    parts: Parts, settings: LoadSettings, draft_model: str | Path | None, heads: str | Path | None
-) -> Parts:
+def _with_torch_drafters(
+    loaded: LoadedModel, settings: LoadSettings, draft_model: str | Path | None, heads: str | Path | None
+) -> LoadedModel:
     """What torch runs beside a model of the native backend: it is imported only if one of them is asked for."""
-    target = parts.target
+    target = loaded.target
 
     def load_draft(name: str | Path) -> Draft:
         from stridelm.backends.torch.beside_native import load_torch_draft
@@ -70,7 +70,7 @@ def _with_torch_parts(
     own_draft_folder = own_draft(target.name)
     own_heads_folder = builtin.builtin_heads() if target.name == builtin.NAME else None
     return replace(
-        parts,
+        loaded,
         draft=None if draft_model is None else load_draft(draft_model),
         heads=None if heads is None else load_heads(heads),
         own_draft=None if own_draft_folder is None else cache(lambda: load_draft(own_draft_folder)),

@@ -21,18 +21,18 @@ from stridelm.contracts import Forward
 from stridelm.models import builtin
 from stridelm.models.adapter import load_adapter
 from stridelm.models.preview import adapter_folder
-from stridelm.models.target import Draft, Parts
+from stridelm.models.target import Draft, LoadedModel
 from stridelm.settings import AUTO_DTYPE, LoadSettings
 
 
-def load_parts(
+def load_model(
     model: str,
     settings: LoadSettings,
     *,
     adapter: str | Path | None = None,
     draft_model: str | Path | None = None,
     heads: str | Path | None = None,
-) -> Parts:
+) -> LoadedModel:
     """As `stridelm.load` takes them."""
     folder = adapter_folder(model, adapter)
     # Small files first: what is wrong with them shows before the weights are read.
@@ -45,18 +45,18 @@ def load_parts(
     if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
         del target  # half precision was taken for what the kernels would have made exact
         exact = replace(settings, dtype="float32")
-        return load_parts(model, exact, adapter=adapter, draft_model=draft_model, heads=heads)
+        return load_model(model, exact, adapter=adapter, draft_model=draft_model, heads=heads)
     given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
     if on_gpu is not None:
         target = replace(target, has_own_rows=True)
-        parts = parts_of(target, settings, gate=on_gpu.gate, weights=on_gpu.weights, draft=draft, heads=given)
+        loaded = loaded_model(target, settings, gate=on_gpu.gate, weights=on_gpu.weights, draft=draft, heads=given)
     else:
         gate = None if converted is None else attach(target.network, converted)
-        parts = parts_of(target, settings, gate=gate, draft=draft, heads=given)
-    return replace(parts, assistant=load_assistant(assisting, target, parts.forward)) if assisting else parts
+        loaded = loaded_model(target, settings, gate=gate, draft=draft, heads=given)
+    return replace(loaded, assistant=load_assistant(assisting, target, loaded.forward)) if assisting else loaded
 
 
-def parts_of(
+def loaded_model(
     target: Checkpoint,
     settings: LoadSettings,
     *,
@@ -64,7 +64,7 @@ def parts_of(
     weights: Weights | None = None,
     draft: Checkpoint | None = None,
     heads: TorchHeads | None = None,
-) -> Parts:
+) -> LoadedModel:
     """`gate` is what `attach` gave for the target's network, or what lies beside the `weights` that the GPU backend
     takes; `heads` were trained on it and lie on its device."""
     own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
@@ -74,7 +74,7 @@ def parts_of(
         assert own_heads is not None
         return heads_for(target, own_heads, *load_heads(own_heads))
 
-    return Parts(
+    return LoadedModel(
         target,
         _forward(target, settings.cache_tokens, gate, weights),
         None if draft is None else Draft(draft, TorchForward(draft.network, settings.cache_tokens)),

@@ -78,7 +78,7 @@ def run(request: Request) -> None:
     params = SamplingParams(max_tokens=request.max_tokens)
     _check_prompts(model, lines, params)
     settings = candidates(
-        has_draft=model.parts.has_given_draft,
+        has_draft=model.loaded.has_given_draft,
         mask_k=0 if model.gate is None else model.gate.k,
         heads_k=0 if model.heads is None else model.heads.k,
     )

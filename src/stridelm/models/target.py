@@ -52,7 +52,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LoadedModel:
     """What a backend loads: the model, and what there is to decode it with."""
 
     target: Target
@@ -74,7 +74,7 @@ class Parts:
         """Whether the user gave a second model to draft with, an assistant or a whole one."""
         return self.draft is not None or self.assistant is not None
 
-    def with_caches(self, tokens: int) -> "Parts":
+    def with_caches(self, tokens: int) -> "LoadedModel":
         """The same with other, empty caches of so many tokens: for another engine."""
         draft = None if self.draft is None else self.draft.with_cache(tokens)
         forward = self.forward.with_cache(tokens)

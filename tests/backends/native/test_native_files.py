@@ -46,7 +46,7 @@ def is_native(model: stridelm.LanguageModel) -> bool:
 
 
 def logits(model: stridelm.LanguageModel) -> np.ndarray:
-    forward = model.parts.forward
+    forward = model.loaded.forward
     (output,) = forward(lay_out([make_block(0, PROMPT, reads_all=True)]), [forward.cache.open()])
     return np.asarray(output.logits_WV)
 
@@ -233,9 +233,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
     from stridelm.backends.native import load as native
 
     for module, name in ((native, "native"), (network, "torch")):
-        monkeypatch.setattr(module, "load_parts", lambda model, settings, name=name, **_: name)
-    monkeypatch.setattr(backends, "_with_torch_parts", lambda parts, *_: parts)
-    return lambda settings: str(backends.load_parts("any", settings))
+        monkeypatch.setattr(module, "load_model", lambda model, settings, name=name, **_: name)
+    monkeypatch.setattr(backends, "_with_torch_drafters", lambda loaded, *_: loaded)
+    return lambda settings: str(backends.load_model("any", settings))
 
 
 def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
@@ -298,7 +298,7 @@ def test_what_the_kernels_do_not_do_is_refused(
     folder = save_tiny(tmp_path / "model", family, **changes)
     with pytest.raises(InputError, match=f"the native backend .*{said}"):
         load_native(folder, native_cache, quantize="q8")
-    assert torch.is_tensor(load_native(folder, native_cache, backend="auto", device="cpu").parts.forward.zeros(1))
+    assert torch.is_tensor(load_native(folder, native_cache, backend="auto", device="cpu").loaded.forward.zeros(1))
 
 
 def test_weights_that_are_not_quantised_stay_with_torch(tmp_path: Path, native_cache: Path) -> None:

@@ -33,7 +33,7 @@ prefixes = [[7 * at % 250 for at in range(length)] for length in (1, 16, 40)]
 for folder, adapter in models:
     for quantize, activations, threads in (("q8", "int16", 1), ("q4", "int16", 3), ("q4", "int8", 2)):
         settings = LoadSettings(quantize=quantize, activations=activations, threads=threads, cache_tokens=512)
-        forward = stridelm.load(folder, adapter=adapter, settings=settings).parts.forward
+        forward = stridelm.load(folder, adapter=adapter, settings=settings).loaded.forward
         for masks in (0, 1, 5):
             anchors = range(ROOT, 6) if masks else ()
             for size in (1, 3):

@@ -363,7 +363,7 @@ def test_it_forgets_answers_that_have_ended(model: LanguageModel) -> None:
 
 def test_a_twin_reads_its_own_cache(model: LanguageModel) -> None:
     twin = model.twin()
-    assert twin.parts.assistant is not None and twin.parts.assistant is not model.parts.assistant
+    assert twin.loaded.assistant is not None and twin.loaded.assistant is not model.loaded.assistant
     answers = [each.generate(PROMPTS[0], GREEDY, decoder="draft") for each in (model, twin)]
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].stats.drafted == answers[1].stats.drafted > 0
@@ -423,7 +423,7 @@ def test_an_assistant_is_found_by_its_hub_id(
     target_folder: Path, assistant_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stridelm.models.find.from_hub", {"some/assistant": assistant_folder}.__getitem__)
-    assert load(str(target_folder), draft_model="some/assistant", settings=LOAD).parts.assistant is not None
+    assert load(str(target_folder), draft_model="some/assistant", settings=LOAD).loaded.assistant is not None
 
 
 def test_an_assistant_that_says_something_else_here_is_refused(

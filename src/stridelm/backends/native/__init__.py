@@ -10,6 +10,5 @@ conversion.py   the same for an adapter
 weights.py      what is packed, as the kernels take it
 memory.py       keys and values
 forward.py      the model with a cache of its own; gate.py: its masks
-torch_parts.py  heads and draft models, which run on torch beside it
-backend.py      all of it together
+load.py         all of it together; heads and draft models run on torch beside it (torch/beside_native.py)
 """

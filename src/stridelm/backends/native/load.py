@@ -10,7 +10,7 @@ from stridelm.backends.native.packed import Packed, file_identity, packed_folder
 from stridelm.backends.native.source import Source, find_source
 from stridelm.backends.native.weights import make_weights
 from stridelm.models.preview import adapter_folder
-from stridelm.models.target import Parts, Target
+from stridelm.models.target import LoadedModel, Target
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.settings import LoadSettings
 
@@ -44,7 +44,7 @@ class NativeTarget(Target):
         return self.packed.notes["drift"][self.activations]
 
 
-def load_parts(model: str, settings: LoadSettings, *, adapter: str | Path | None = None) -> Parts:
+def load_model(model: str, settings: LoadSettings, *, adapter: str | Path | None = None) -> LoadedModel:
     """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
     there are none."""
     lanes = int(library().stride_lanes())
@@ -65,7 +65,7 @@ def load_parts(model: str, settings: LoadSettings, *, adapter: str | Path | None
         activations=settings.activations,
     )
     weights = make_weights(packed, conversion, settings.threads, settings.activations)
-    return Parts(target, NativeForward(weights, settings.cache_tokens))
+    return LoadedModel(target, NativeForward(weights, settings.cache_tokens))
 
 
 def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
