@@ -23,6 +23,15 @@ _WORD = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 1)
 SHIFTS = (30, 27, 31)
+DRAFT_CANDIDATES = 64
+"""The likeliest tokens of a mask or head, among which drafts are chosen: scoring the whole vocabulary takes long.
+Drafts are verified, so this changes how many stand and never the text."""
+GREEDY_CANDIDATES = DRAFT_CANDIDATES // 4
+"""The same where no noise lifts tokens from further down, or where it is added before these are found, as on a GPU: the
+sequential head alone moves none that far."""
+UNVERIFIED_CANDIDATES = 256
+"""The same where what a mask says is emitted unverified. The sampled text depends on it, so it is larger, and no other
+number would give the same text."""
 
 
 class Draw(Protocol):

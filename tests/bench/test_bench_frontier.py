@@ -67,7 +67,7 @@ UNVERIFIED = [
 @pytest.mark.parametrize("name", ["adapter", "headless", "alone"])
 def test_side_by_side_is_what_the_engine_writes(name: str, both: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     # The engine moves its candidates only; here all tokens are.
-    monkeypatch.setattr("stridelm.draft.block.CANDIDATES", 10**6)
+    monkeypatch.setattr("stridelm.draft.block.UNVERIFIED_CANDIDATES", 10**6)
     engine, many = both(name)
     for settings in [DecodeSettings(PLAIN), *UNVERIFIED]:
         assert many(PROMPTS, settings, TOKENS) == engine(PROMPTS, settings, TOKENS), settings

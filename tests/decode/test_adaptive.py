@@ -151,7 +151,7 @@ def assert_same(strides: list[Stride], passes: list[Pass]) -> None:
 
 @pytest.fixture
 def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stridelm.draft.block.CANDIDATES", 1000)
+    monkeypatch.setattr("stridelm.draft.block.UNVERIFIED_CANDIDATES", 1000)
 
 
 # Against the loop written out
@@ -267,7 +267,7 @@ def test_biases_reach_tokens_that_are_not_among_the_likeliest(
     adapted: Callable[..., tuple[LanguageModel, Naive]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stridelm.draft.block.CANDIDATES", 2)
+    monkeypatch.setattr("stridelm.draft.block.UNVERIFIED_CANDIDATES", 2)
     model, _ = adapted("llama", sequential_size)
     base = SamplingParams(max_tokens=40, temperature=temperature, seed=1)
     for bias, wanted in (({65: 1000.0}, {65}), (dict.fromkeys(range(255), -math.inf), {255, *range(256, 260)})):

@@ -140,7 +140,8 @@ def test_a_grown_tree_equals_choices_written_out(
     family: str, params: SamplingParams, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every node's token and score, its children being the likeliest; with fresh chains and with used ones."""
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 10000)  # as many as there are
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):  # as many as there are
+        monkeypatch.setattr(f"stridelm.draft.grow.{name}", 10000)
     size, family = (0, "llama") if family == "no head" else (8, family)
     checkpoint = load_tiny(tiny_folder(family))
     gate = attach(checkpoint.network, random_adapter(checkpoint, sequential_size=size))
@@ -204,7 +205,8 @@ def test_unlikely_nodes_are_left_out_and_nothing_follows_an_end(converted: Conve
 
 
 def test_few_candidates_leave_the_rest_of_the_distribution(converted: Converted, monkeypatch) -> None:
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 2)
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):
+        monkeypatch.setattr(f"stridelm.draft.grow.{name}", 2)
     model = converted_model(converted)
     banned = SamplingParams(max_tokens=20, logit_bias={token: float("-inf") for token in range(255)})
     for params in (banned, SamplingParams(max_tokens=20, temperature=1.0, top_p=0.9, seed=1)):

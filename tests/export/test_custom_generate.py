@@ -31,6 +31,7 @@ from counting import END, FIRST, Conversion
 from stridelm.export.custom_generate import generate as script
 from stridelm.models.adapter import Adapter, save_adapter
 from stridelm.params import SamplingParams
+from stridelm.sampling import DRAFT_CANDIDATES
 from stridelm.settings import LoadSettings
 from tiny import load_tiny, random_adapter, save_tiny
 
@@ -428,6 +429,10 @@ def test_stop_strings_of_settings_stop_a_text_too(exported: Exported) -> None:
     assert torch.equal(several(network, folder, prompt(), stop_strings=None, **options), free)
     with pytest.raises(ValueError, match="tokenizer="):
         several(network, folder, prompt(), **options)
+
+
+def test_the_script_has_as_many_candidates_as_the_package() -> None:
+    assert script.CANDIDATES == DRAFT_CANDIDATES
 
 
 def test_a_vocabulary_may_be_smaller_than_the_candidates(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def main(model: str, drafter: str, drafts: int, prompts: list[list[int]]) -> dic
     from stridelm.export.vllm_plugin.imports import DraftModelProposer
     from stridelm.export.vllm_plugin.proposer import GatedProposer
 
-    plugin_drafter.CANDIDATES = 1000  # all of a tiny vocabulary: what is compared looks at all of it
+    plugin_drafter.DRAFT_CANDIDATES = 1000  # all of a tiny vocabulary: what is compared looks at all of it
     seen: list[Any] = []
     classes: set[str] = set()
 

@@ -127,7 +127,8 @@ def assert_engine_walks_alike(
 @pytest.fixture
 def all_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement chooses among the whole vocabulary."""
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 10000)
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):
+        monkeypatch.setattr(f"stridelm.draft.grow.{name}", 10000)
 
 
 @pytest.mark.usefixtures("all_candidates")

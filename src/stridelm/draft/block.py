@@ -12,11 +12,8 @@ from collections.abc import Iterator
 
 from stridelm import arrays
 from stridelm.contracts import Gate
-from stridelm.sampling import confidence, draw_among, keep_allowed, penalise
+from stridelm.sampling import UNVERIFIED_CANDIDATES, confidence, draw_among, keep_allowed, penalise
 from stridelm.types import Array, Sequence
-
-CANDIDATES = 256
-"""The likeliest tokens of a mask, among which one is chosen: the whole vocabulary takes long to score."""
 
 
 def read_chain(
@@ -39,7 +36,7 @@ def read_chain(
             scores_V = keep_allowed(scores_V, sequence.grammar.allowed(written[sequence.prompt_length :]))
         if scores_V.max() == -math.inf:
             return
-        candidates_N, _ = arrays.top(scores_V, min(CANDIDATES, len(scores_V)))
+        candidates_N, _ = arrays.top(scores_V, min(UNVERIFIED_CANDIDATES, len(scores_V)))
         if state_1S is not None:
             added_1C, state_1S = gate.read(hidden_C[None], written[-1:], state_1S)
             moved_N = gate.moved(candidates_N, logits_V[candidates_N], added_1C[0])

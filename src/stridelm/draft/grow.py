@@ -15,11 +15,8 @@ import numpy as np
 
 from stridelm import arrays
 from stridelm.contracts import Gate
-from stridelm.sampling import keep_allowed, perturbed_among
+from stridelm.sampling import DRAFT_CANDIDATES, GREEDY_CANDIDATES, keep_allowed, perturbed_among
 from stridelm.types import ROOT, Array, DraftTree, Sequence
-
-CANDIDATES = 64
-"""The likeliest tokens of each place, among which its drafts are chosen: the whole vocabulary takes long to score."""
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Chain:
         if kept_N.any():
             return tokens_N[kept_N], logits_N[kept_N]
         logits_V = keep_allowed(self.logits_DV[self.used + level], allowed_V)
-        return arrays.top(logits_V, min(CANDIDATES, int(allowed_V.sum())))
+        return arrays.top(logits_V, min(DRAFT_CANDIDATES, int(allowed_V.sum())))
 
 
 @dataclass(slots=True)
@@ -152,7 +149,7 @@ class TreeGrower:
     def count(self, sequence: Sequence) -> int:
         """Candidates: noise lifts tokens that are further down, the sequential head alone moves none that far."""
         is_greedy = sequence.params.temperature == 0 and not sequence.params.weighs_text
-        return max(self.branches, CANDIDATES // 4) if is_greedy else CANDIDATES
+        return max(self.branches, GREEDY_CANDIDATES) if is_greedy else DRAFT_CANDIDATES
 
     def _moved(self, candidates: tuple[Array, Array], count: int, moved_XC: Array | None) -> tuple[Array, Array]:
         """Candidates, and their logits behind so many texts, by what the sequential head says of each."""

@@ -5,8 +5,19 @@ that token, then each draft that is chosen, and moves the mask row's output acco
 not "panda meat". It is a gated recurrent cell over the depths of a chain; what it adds goes through the base model's
 own output matrix, so only the likeliest candidates of a row need to be scored anew.
 
-Shape letters: X chains, C model width, S state size, D depths, N candidates.
+Torch reads chains here and nowhere else: `SequentialHead.along` where the tokens are known, `choose_along` where each
+is chosen in the light of those before it. Copies that must agree with `choose_along`, because torch is not there or is
+too slow:
+
+    draft/block.py, draft/grow.py          one depth at a time through `contracts.Gate`: sampling, grammars and trees
+    backends/native/sequential.h, grow.h   the same trees in C++
+    backends/gpu/draft.py                  the same trees in Triton
+    export/custom_generate/generate.py     a script that travels with an exported model, without StrideLM
+
+Shape letters: X chains, C model width, S state size, D depths.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -30,21 +41,47 @@ class SequentialHead(nn.Module):
     def forward(
         self, output_XC: torch.Tensor, before_XC: torch.Tensor, state_XS: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = torch.cat([_unit(output_XC), _unit(before_XC)], dim=-1)
-        gate_XS, candidate_XS = (self.read(seen) + self.carry(state_XS)).chunk(2, dim=-1)
-        state_XS = torch.lerp(state_XS, candidate_XS.tanh(), gate_XS.sigmoid())
+        state_XS = self._next(self._read(output_XC, before_XC), state_XS)
         return self.write(state_XS), state_XS
 
     def along(self, outputs_XDC: torch.Tensor, before_XDC: torch.Tensor) -> torch.Tensor:
         """All depths of chains whose tokens are known: what to add to each output."""
         # The part that does not wait for the depth before is one product over all of them.
-        read_XDS = self.read(torch.cat([_unit(outputs_XDC), _unit(before_XDC)], dim=-1))
+        read_XDS = self._read(outputs_XDC, before_XDC)
         state_XS, states = self.start(len(outputs_XDC)).to(read_XDS.dtype), []
         for depth in range(outputs_XDC.shape[1]):
-            gate_XS, candidate_XS = (read_XDS[:, depth] + self.carry(state_XS)).chunk(2, dim=-1)
-            state_XS = torch.lerp(state_XS, candidate_XS.tanh(), gate_XS.sigmoid())
+            state_XS = self._next(read_XDS[:, depth], state_XS)
             states.append(state_XS)
         return self.write(torch.stack(states, dim=1))
+
+    def _read(self, output: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        return self.read(torch.cat([_unit(output), _unit(before)], dim=-1))
+
+    def _next(self, read_XS: torch.Tensor, state_XS: torch.Tensor) -> torch.Tensor:
+        gate_XS, candidate_XS = (read_XS + self.carry(state_XS)).chunk(2, dim=-1)
+        return torch.lerp(state_XS, candidate_XS.tanh(), gate_XS.sigmoid())
+
+
+def choose_along(
+    head: SequentialHead | None,
+    outputs_XDC: torch.Tensor,
+    before_X: torch.Tensor,
+    embed: Callable[[torch.Tensor], torch.Tensor],
+    choose: Callable[[int, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Choose the tokens of chains, depth by depth: the head reads each token before the next is chosen. Returns them
+    behind the given ones, X x (1 + D).
+
+    `before_X`: the token before each chain's first; `embed`: tokens -> embeddings; `choose`: (depth, outputs X x C as
+    the head moved them) -> tokens. Without a head the outputs are chosen from as they are."""
+    tokens = [before_X]
+    state_XS = None if head is None else head.start(len(outputs_XDC))
+    for depth, output_XC in enumerate(outputs_XDC.unbind(dim=1)):
+        if head is not None and state_XS is not None:
+            added_XC, state_XS = head(output_XC.float(), embed(tokens[-1]).float(), state_XS)
+            output_XC = output_XC + added_XC
+        tokens.append(choose(depth, output_XC))
+    return torch.stack(tokens, dim=1)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from stridelm.backends.common.cuda_graph import Graphed, HostCopy
 from stridelm.backends.common.scorer import probability
 from stridelm.backends.common.step_seconds import median_seconds
 from stridelm.contracts import Continuation, Emitted
+from stridelm.models.sequential_head import choose_along
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.students.passes import ChainPass
 from stridelm.train.students.student import CHUNK_LOGITS, MaskRows, OutputHead, Student
@@ -204,17 +205,13 @@ class MaskStepper:
         """What the masks off the anchors say once they know what was drawn there, by depth, and how likely it is."""
         chains = ChainPass(self.texts.as_pass(self._reach), anchors_B[:, None], self.student.masks)
         outputs_BKC = self.student.outputs(chains)[:, : self.drafts]
-        head = self.student.sequential
-        state_BS = None if head is None else head.start(self.places)
-        tokens: list[torch.Tensor] = []
         likely: list[torch.Tensor] = []
-        before_B = drawn_B
-        for output_BC in outputs_BKC.float().unbind(dim=1):
-            if head is not None and state_BS is not None:
-                added_BC, state_BS = head(output_BC, self.embedding(before_B).float(), state_BS)
-                output_BC = output_BC + added_BC
+
+        def choose(_: int, output_BC: torch.Tensor) -> torch.Tensor:
             logits_BV = self.head(output_BC)
-            before_B = logits_BV.argmax(dim=-1)
-            tokens.append(before_B)
-            likely.append(probability(logits_BV, before_B))
-        return torch.stack(tokens, dim=1), torch.stack(likely, dim=1)
+            token_B = logits_BV.argmax(dim=-1)
+            likely.append(probability(logits_BV, token_B))
+            return token_B
+
+        said_BK = choose_along(self.student.sequential, outputs_BKC.float(), drawn_B, self.embedding, choose)
+        return said_BK[:, 1:], torch.stack(likely, dim=1)

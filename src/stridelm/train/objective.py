@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from stridelm.models.sequential_head import SequentialHead
+from stridelm.models.sequential_head import SequentialHead, choose_along
 from stridelm.train.batches import Batch
 from stridelm.train.loss import RowLoss
 from stridelm.train.settings import TrainSettings
@@ -148,18 +148,13 @@ class ChainObjective(nn.Module):
         last mask proposes stands behind all masks."""
         masks_XKC = slots_XSC[:, -self.settings.masks :]
         first_X = self.head.best(slots_XSC[:, 0]) if self.student.judges_anchor else self.teacher_head.best(anchors_XC)
-        proposed, sequential = [first_X], self.student.sequential
-        state_XS = None if sequential is None else sequential.start(len(slots_XSC))
-        for depth in range(self.settings.masks - 1):
-            output_XC = masks_XKC[:, depth]
-            if sequential is not None:
-                before_XC = self.teacher.get_input_embeddings()(proposed[-1])
-                added_XC, state_XS = sequential(output_XC.float(), before_XC.float(), state_XS)
-                output_XC = output_XC + added_XC
-            proposed.append(self.head.best(output_XC))
+        embed, head = self.teacher.get_input_embeddings(), self.head
+        proposed_XK = choose_along(
+            self.student.sequential, masks_XKC[:, :-1], first_X, embed, lambda _, output_XC: head.best(output_XC)
+        )
         # The teacher may not know the mask token, which an untrained student may well propose.
         vocabulary = self.teacher.config.get_text_config().vocab_size
-        return torch.stack(proposed, dim=1).clamp(max=vocabulary - 1)
+        return proposed_XK.clamp(max=vocabulary - 1)
 
     @torch.no_grad()
     def _criticised(

@@ -13,13 +13,14 @@ from torch.nn import functional
 
 from interpreted import DEVICE, load_gpu
 from stridelm.backends.gpu import growth
-from stridelm.backends.gpu.growth import CANDIDATES, Growth
+from stridelm.backends.gpu.growth import Growth
 from stridelm.backends.gpu.layers import VOCABULARY_TILE, Layers, Scores
 from stridelm.backends.gpu.layout import template_layout
 from stridelm.backends.gpu.sample import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.backends.gpu.weights import Drafting
 from stridelm.models.sequential_head import SequentialHead
+from stridelm.sampling import GREEDY_CANDIDATES
 from stridelm.types import ROOT
 from tiny import load_tiny, random_adapter
 
@@ -28,7 +29,7 @@ VOCABULARY = 3000
 CHAIN = Template.chain(3)
 TREE = Template((ROOT, 0, 0, 1, 1, 2, 3, 0), 4)
 """0-1-3-6, 0-1-4, 0-2-5, 0-7; one mask is left over."""
-FAN = Template((ROOT, *[0] * CANDIDATES), 1)
+FAN = Template((ROOT, *[0] * GREEDY_CANDIDATES), 1)
 """All that is chosen among."""
 
 
@@ -80,7 +81,7 @@ def drafts_of(layers: Layers, template: Template, scores: Scores, pending: list[
 
 def likeliest(logits_V: torch.Tensor) -> torch.Tensor:
     """Of equal ones the first."""
-    return logits_V.sort(descending=True, stable=True).indices[:CANDIDATES]
+    return logits_V.sort(descending=True, stable=True).indices[:GREEDY_CANDIDATES]
 
 
 def expected(
@@ -145,7 +146,7 @@ def test_a_large_state_is_read_in_parts(layers: Layers, held: int, monkeypatch: 
 def test_of_equal_candidates_the_first_come_first(layers: Layers, vocabulary: int) -> None:
     """Also of those in several tiles, of which there may be fewer than candidates; and of scores below 0."""
     logits_WV = drawn(2 * FAN.rows, vocabulary).round() - 10
-    assert len(logits_WV[0].unique()) < CANDIDATES
+    assert len(logits_WV[0].unique()) < GREEDY_CANDIDATES
     own = layers_with(layers, None)
     scores = scores_of(logits_WV, own.weights.width)
     assert drafts_of(own, FAN, scores, [1, 2], [3, 0]) == expected(own, None, FAN, scores, [1, 2], [3, 0])
@@ -161,7 +162,7 @@ def test_what_the_head_takes_in_is_torchs(layers: Layers, places: int) -> None:
     drafting = weights.drafting
     assert drafting is not None and width > own.block_k
     scores = scores_of(drawn(places * template.rows, VOCABULARY), width)
-    tokens = torch.arange(places * (template.masks * CANDIDATES + 1), dtype=torch.int32, device=DEVICE) * 7 + 3
+    tokens = torch.arange(places * (template.masks * GREEDY_CANDIDATES + 1), dtype=torch.int32, device=DEVICE) * 7 + 3
     ends_at = [place % template.nodes for place in range(places)]
     ends_at_B = torch.tensor(ends_at, dtype=torch.int32, device=DEVICE)
     taken = Growth(own, template, places)._take_in(drafting, tokens, scores, ends_at_B)

@@ -279,8 +279,9 @@ def drafted(stepper: GpuStepper, place: int) -> list[int]:
 def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same noise at the same positions. The host chooses among the likeliest tokens, the device among those
     that noise has made the best: both may choose among all here."""
-    monkeypatch.setattr(growth, "CANDIDATES", 256)
-    monkeypatch.setattr(grow, "CANDIDATES", 4 * forward.weights.head_VC.shape[0])
+    monkeypatch.setattr(growth, "GREEDY_CANDIDATES", 256)
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):
+        monkeypatch.setattr(grow, name, forward.weights.head_VC.shape[0])
     texts = texts_of(GREEDY, SAMPLED, SamplingParams(8, 0.5, seed=12))
     stepper = make_stepper(forward, CHAIN, len(texts), frozenset())
     tables = seat(forward, stepper, texts)

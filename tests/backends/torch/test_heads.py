@@ -187,7 +187,8 @@ def test_trees_equal_choices_written_out(
     family: str, params: SamplingParams, tiny: Tiny, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every step, every node's token and score: the likeliest by the head of its depth, on a plain forward."""
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 1000)  # as many as there are
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):  # as many as there are
+        monkeypatch.setattr(f"stridelm.draft.grow.{name}", 1000)
     checkpoint, plain = tiny(family), plain_network(str(tiny_folder(family)))
     heads, cap = random_heads(checkpoint), getattr(checkpoint.network.config, "final_logit_softcapping", None)
     assert (cap is not None) == (family == "gemma2")

@@ -141,8 +141,9 @@ def test_json_always_parses(decoder: str, seeds: int, language_model: LanguageMo
 def test_allowed_tokens_are_candidates_however_unlikely(
     decoder: str, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.draft.block.CANDIDATES", 2)
-    monkeypatch.setattr("stridelm.draft.grow.CANDIDATES", 2)
+    monkeypatch.setattr("stridelm.draft.block.UNVERIFIED_CANDIDATES", 2)
+    for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):
+        monkeypatch.setattr(f"stridelm.draft.grow.{name}", 2)
     start = compiled(language_model, GRAMMARS["forced"].source)
     sequence = make(language_model, decoder, SamplingParams(max_tokens=30), start(), PROMPTS[0])
     run(language_model, [sequence])

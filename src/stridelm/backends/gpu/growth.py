@@ -15,9 +15,8 @@ from stridelm.backends.gpu.layers import ROWS, VOCABULARY_TILE, Layers, Layout, 
 from stridelm.backends.gpu.sample import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.backends.gpu.weights import Drafting
+from stridelm.sampling import GREEDY_CANDIDATES
 
-CANDIDATES = 16
-"""The likeliest tokens of each mask, among which its drafts are chosen."""
 _STATE_TILE = 16
 _READ_AT_ONCE = 512
 """Bytes of a row that a warp reads in one instruction."""
@@ -57,13 +56,13 @@ class Growth:
         template, weights, places = self.template, self.layers.weights, self.places
         device, masks, real = weights.device, template.masks, self.places * template.nodes
         vocabulary, tiles = scores.logits_WV.shape[1], scores.best_WT.shape[1]
-        tokens = torch.empty(places * (masks * CANDIDATES + 1), dtype=torch.int32, device=device)
-        scores_BKN = torch.empty(places, masks, CANDIDATES, dtype=torch.float32, device=device)
+        tokens = torch.empty(places * (masks * GREEDY_CANDIDATES + 1), dtype=torch.int32, device=device)
+        scores_BKN = torch.empty(places, masks, GREEDY_CANDIDATES, dtype=torch.float32, device=device)
         noisy = drawing.at_masks(scores, layout, template, ends_at_B) if drawing.kind else None
         candidates[(places, masks)](
             scores.logits_WV, scores.best_WT, noisy and noisy.best_RT, layout.ids_M, ends_at_B, layout.starts_B,
             drawing.inverses_B, drawing.keys_B, tokens, scores_BKN, real,
-            NODES=template.nodes, K=masks, N=CANDIDATES, V=vocabulary, TILES=tiles, TILE_TILE=power(tiles),
+            NODES=template.nodes, K=masks, N=GREEDY_CANDIDATES, V=vocabulary, TILES=tiles, TILE_TILE=power(tiles),
             VT=VOCABULARY_TILE, SAMPLES=noisy is not None, **self.layers.launch,
             num_warps=1 if noisy is None else 4,  # one warp needs no shared memory, noise takes more of them
         )  # fmt: skip
@@ -80,7 +79,7 @@ class Growth:
                 drafting and drafting.carry_weight_SS, drawing.inverses_B, level.sources_X, level.ranks_X,
                 level.nodes_X, state, new_state, layout.ids_M, depth,
                 NODES=template.nodes, X=count, X_BEFORE=len(self._levels[depth - 1].nodes_X), RANKS=level.ranks,
-                K=masks, N=CANDIDATES, S=size, BS=_STATE_TILE, BK=tile, HELD=min(_HELD, triton.cdiv(size, tile)),
+                K=masks, N=GREEDY_CANDIDATES, S=size, BS=_STATE_TILE, BK=tile, HELD=min(_HELD, triton.cdiv(size, tile)),
                 FIRST=depth == 1, LAST=is_last, MOVED=drafting is not None, SAMPLES=noisy is not None,
                 **self.layers.launch, num_warps=8,
             )  # fmt: skip
@@ -100,8 +99,8 @@ class Growth:
             tokens, ends_at_B, scores.hidden_WC, weights.head_VC, weights.embedding_VC, drafting.write_weight_SC,
             drafting.before_weight_SC, drafting.output_weight_SC, drafting.bias_S, taken.moves, taken.before,
             taken.read, places * template.nodes,
-            B=places, NODES=template.nodes, K=template.masks, N=CANDIDATES, S=size, C=weights.width, BM=ROWS, BN=tile,
-            BK=self.layers.block_k, **self.layers.launch, num_stages=8 // weights.dtype.itemsize,
+            B=places, NODES=template.nodes, K=template.masks, N=GREEDY_CANDIDATES, S=size, C=weights.width, BM=ROWS,
+            BN=tile, BK=self.layers.block_k, **self.layers.launch, num_stages=8 // weights.dtype.itemsize,
         )  # fmt: skip
         return taken
 

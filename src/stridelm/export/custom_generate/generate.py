@@ -45,7 +45,7 @@ WORTH_A_DRAFT = 0.05
 WORTH_MASKS = 0.12
 """Masks hang off a row if the accepted path ends there with this probability."""
 CANDIDATES = 64
-"""The sequential head chooses among so many tokens of a mask row."""
+"""The likeliest tokens of a mask row, among which the sequential head chooses."""
 
 
 def generate(

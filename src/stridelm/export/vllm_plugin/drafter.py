@@ -17,10 +17,9 @@ from stridelm.export.vllm_plugin.checks import check_family, check_settings, che
 from stridelm.export.vllm_plugin.imports import LinearBase
 from stridelm.export.vllm_plugin.twin import Chains, GatedProduct, LowRank, twin_of
 from stridelm.models.adapter import Adapter, load_adapter
+from stridelm.models.sequential_head import choose_along
 from stridelm.params import InputError
-
-CANDIDATES = 64
-"""So many of a mask row's likeliest tokens are scored anew by the sequential head; it rarely lifts one from below."""
+from stridelm.sampling import DRAFT_CANDIDATES
 
 
 class GatedDrafter(nn.Module):
@@ -80,17 +79,17 @@ class GatedDrafter(nn.Module):
         logits_XKV = self.compute_logits(hidden_XKC.reshape(-1, width)).view(chains, length, -1)
         if self.sequential_head is None:
             return logits_XKV.argmax(dim=-1)
-        scores_XKN, tokens_XKN = logits_XKV.topk(min(CANDIDATES, logits_XKV.shape[-1]), dim=-1)
+        tokens_XKN = logits_XKV.topk(min(DRAFT_CANDIDATES, logits_XKV.shape[-1]), dim=-1).indices
         target, _ = self.shared
         weight_VC = target.lm_head.weight
-        chosen, state = [tokens_XKN[:, 0, 0]], self.sequential_head.start(chains)
-        for depth in range(1, length):
-            before_XC = self.embed_input_ids(chosen[-1]).float()
-            added_XC, state = self.sequential_head(hidden_XKC[:, depth].float(), before_XC, state)
-            rows_XNC = weight_VC[tokens_XKN[:, depth]].float()
-            moved_XN = scores_XKN[:, depth].float() + (rows_XNC @ added_XC.unsqueeze(-1)).squeeze(-1)
-            chosen.append(tokens_XKN[:, depth].gather(-1, moved_XN.argmax(dim=-1, keepdim=True)).squeeze(-1))
-        return torch.stack(chosen, dim=-1)
+
+        def choose(depth: int, output_XC: torch.Tensor) -> torch.Tensor:
+            tokens_XN = tokens_XKN[:, depth + 1]
+            scores_XN = (weight_VC[tokens_XN].float() @ output_XC.unsqueeze(-1)).squeeze(-1)
+            return tokens_XN.gather(-1, scores_XN.argmax(dim=-1, keepdim=True)).squeeze(-1)
+
+        masks_XDC = hidden_XKC[:, 1:].float()
+        return choose_along(self.sequential_head, masks_XDC, tokens_XKN[:, 0, 0], self.embed_input_ids, choose)
 
 
 def gated_products(
