@@ -20,6 +20,7 @@ from collections.abc import Sequence as Items
 import torch
 from transformers import PreTrainedModel
 
+from stridelm.backends.torch.attention import AttentionInput
 from stridelm.train.students.passes import TextPass, attend_dense
 from stridelm.train.students.student import run
 
@@ -95,32 +96,22 @@ class _Rows:
         self.behind_BPW = positions_BP[..., None] - torch.arange(reach, device=positions_BP.device)
         self.sees_BPW = self.behind_BPW >= 0
 
-    def attend(
-        self,
-        layer: int,
-        query_HXD: torch.Tensor,
-        key_GXD: torch.Tensor,
-        value_GXD: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, given: AttentionInput) -> torch.Tensor:
         """X x H x D."""
         query_BPHD, key_BPGD, value_BPGD = (
-            part.unflatten(1, self.positions_BP.shape).permute(1, 2, 0, 3) for part in (query_HXD, key_GXD, value_GXD)
+            part.unflatten(1, self.positions_BP.shape).permute(1, 2, 0, 3) for part in given.projections
         )
-        memory = self.texts.memory(layer, key_BPGD.transpose(1, 2), value_BPGD.transpose(1, 2))
+        memory = self.texts.memory(given.layer, key_BPGD.transpose(1, 2), value_BPGD.transpose(1, 2))
         for held_BGTD, part_BPGD in zip(memory, (key_BPGD, value_BPGD), strict=True):
             held_BGTD[self.texts.places_B1, :, self.positions_BP] = part_BPGD
         keys_BGWD, values_BGWD = (held_BGTD[:, :, : self.reach] for held_BGTD in memory)
+        window, rule = given.window, given.rule
         sees_BPW = self.sees_BPW if window is None else self.sees_BPW & (self.behind_BPW < window)
         query_BHPD = query_BPHD.transpose(1, 2)
-        if query_BHPD.shape[2] == 1 and softcap is None and sinks_H is None:
-            output_BHPD = _attend_single(query_BHPD, keys_BGWD, values_BGWD, sees_BPW, scaling)
+        if query_BHPD.shape[2] == 1 and rule.is_plain:
+            output_BHPD = _attend_single(query_BHPD, keys_BGWD, values_BGWD, sees_BPW, rule.scaling)
         else:
-            output_BHPD = attend_dense(query_BHPD, keys_BGWD, values_BGWD, sees_BPW[:, None], scaling, softcap, sinks_H)
+            output_BHPD = attend_dense(query_BHPD, keys_BGWD, values_BGWD, sees_BPW[:, None], rule)
         return output_BHPD.transpose(1, 2).flatten(0, 1)
 
 

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from stridelm.backends.common.trial import TOLERANCE, trial_ids
-from stridelm.backends.torch.attention import NAME, attend_block
+from stridelm.backends.torch.attention import NAME, AttentionInput, attend_block
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.cache.kv_cache import Table
@@ -80,27 +80,17 @@ class _CachePass:
         self.memory, self.sources = forward.memory, sources
         self.slots = [forward.cache.reading_slots(table) for table in tables]
 
-    def attend(
-        self,
-        layer: int,
-        query_HXD: torch.Tensor,
-        _key: torch.Tensor,
-        _value: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        query_HXD, window = given.query_HQD, given.window
         outputs: list[torch.Tensor] = []
         for row, slots in enumerate(self.slots):
             seen = slots if isinstance(slots, slice) else torch.from_numpy(slots).to(query_HXD.device)
             if window is not None:
                 # transformers' rule for assistants: so many before the last in the cache, and that one.
                 seen = _last(seen, window + 1)
-            key_GTD, value_GTD = self.memory.read(self.sources[layer], seen)
+            key_GTD, value_GTD = self.memory.read(self.sources[given.layer], seen)
             query_H1D = query_HXD[:, row : row + 1]
-            output_H1D = attend_block(query_H1D, key_GTD, value_GTD, None, scaling, softcap, sinks_H)
+            output_H1D = attend_block(query_H1D, key_GTD, value_GTD, None, given.rule)
             outputs.append(output_H1D.transpose(0, 1))
         return torch.cat(outputs)
 

@@ -8,7 +8,7 @@ Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of o
 D head size.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -27,26 +27,46 @@ _HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions",
              "output_router_logits", "return_dict", "logits_to_keep"}  # fmt: skip
 
 
+class ScoreRule(NamedTuple):
+    """How a layer weighs what its queries find in its keys."""
+
+    scaling: float | None
+    softcap: float | None = None
+    """Caps scores (Gemma 2)."""
+    sinks_H: torch.Tensor | None = None
+    """Take a share of each head's weights (gpt-oss)."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether fused kernels do it."""
+        return self.softcap is None and self.sinks_H is None
+
+
+class AttentionInput(NamedTuple):
+    """What a layer gives to attention, for all rows of a pass."""
+
+    layer: int
+    query_HQD: torch.Tensor
+    key_GQD: torch.Tensor
+    value_GQD: torch.Tensor
+    window: int | None
+    """How far back a row sees; None: all the way."""
+    rule: ScoreRule
+
+    @property
+    def projections(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.query_HQD, self.key_GQD, self.value_GQD
+
+
 class Pass(Protocol):
     """What attention means for the rows of one pass: a decoding step, or one of those in `train.students`."""
 
-    def attend(
-        self,
-        layer: int,
-        query_HQD: torch.Tensor,
-        key_GQD: torch.Tensor,
-        value_GQD: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def attend(self, given: AttentionInput) -> torch.Tensor:
         """Q x H x D."""
         ...
 
 
-class Step:
+class StepPass:
     """One step's view of the cache: where its rows are written, what each block reads and sees."""
 
     def __init__(
@@ -83,8 +103,17 @@ class Step:
             self._masks[key] = None if sees is None else self._additive(sees)
         return self._masks[key]
 
-    def attend(self, layer: int, *rows: torch.Tensor, **how: Any) -> torch.Tensor:
-        return attend_rows(self, layer, *rows, **how)
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
+        layer, query_HQD, key_GQD, value_GQD, window, rule = given
+        self.windows[layer] = window
+        self.memory.write(layer, self.write_slots_Q, key_GQD, value_GQD)
+        outputs: list[torch.Tensor] = []
+        for block, rows in enumerate(self.rows.segments):
+            key_GTD, value_GTD = self.memory.read(layer, self.read_slots[block])
+            output_HqD = attend_block(query_HQD[:, rows], key_GTD, value_GTD, self.mask(block, window), rule)
+            outputs.append(output_HqD.transpose(0, 1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _additive(self, sees: Any) -> torch.Tensor:
         mask = torch.zeros(sees.shape, dtype=self.dtype)
@@ -116,41 +145,9 @@ def attend(
         raise UnsupportedModel(f"{family} asks attention for {what}, which StrideLM does not do")
     if key_1GQD.shape[2] != query_1HQD.shape[2]:
         raise UnsupportedModel(f"{family} reads the keys of another layer, which StrideLM does not do")
-    output_QHD = stride_step.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
-        query_1HQD[0],
-        key_1GQD[0],
-        value_1GQD[0],
-        scaling=scaling,
-        window=sliding_window,
-        softcap=softcap,
-        sinks_H=s_aux,
-    )
-    return output_QHD[None], None
-
-
-def attend_rows(
-    step: Step,
-    layer: int,
-    query_HQD: torch.Tensor,
-    key_GQD: torch.Tensor,
-    value_GQD: torch.Tensor,
-    *,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None = None,
-    sinks_H: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
-    step.windows[layer] = window
-    step.memory.write(layer, step.write_slots_Q, key_GQD, value_GQD)
-    outputs: list[torch.Tensor] = []
-    for block, rows in enumerate(step.rows.segments):
-        key_GTD, value_GTD = step.memory.read(layer, step.read_slots[block])
-        mask = step.mask(block, window)
-        output_HqD = attend_block(query_HQD[:, rows], key_GTD, value_GTD, mask, scaling, softcap, sinks_H)
-        outputs.append(output_HqD.transpose(0, 1))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    layer, rule = int(module.layer_idx), ScoreRule(scaling, softcap, s_aux)  # type: ignore[arg-type]
+    given = AttentionInput(layer, query_1HQD[0], key_1GQD[0], value_1GQD[0], sliding_window, rule)
+    return stride_step.attend(given)[None], None
 
 
 def attend_block(
@@ -158,14 +155,12 @@ def attend_block(
     key_GTD: torch.Tensor,
     value_GTD: torch.Tensor,
     mask_qT: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks_H: torch.Tensor | None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """One block's rows over what it reads; without a mask each sees all of it."""
-    if softcap is None and sinks_H is None:
-        return _fused(query_HqD, key_GTD, value_GTD, mask_qT, scaling)
-    return _explicit(query_HqD, key_GTD, value_GTD, mask_qT, scaling, softcap, sinks_H)
+    if rule.is_plain:
+        return _fused(query_HqD, key_GTD, value_GTD, mask_qT, rule.scaling)
+    return _explicit(query_HqD, key_GTD, value_GTD, mask_qT, rule)
 
 
 def _fused(
@@ -193,11 +188,10 @@ def _explicit(
     key_GTD: torch.Tensor,
     value_GTD: torch.Tensor,
     mask_qT: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks_H: torch.Tensor | None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Attention written out, for what the fused one lacks: capped scores (Gemma 2) and sinks (gpt-oss)."""
+    scaling, softcap, sinks_H = rule
     heads, count, size = query_HqD.shape
     groups = key_GTD.shape[0]
     query_GxD = query_HqD.reshape(groups, -1, size)

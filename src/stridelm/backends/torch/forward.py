@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from stridelm.backends.common.processor import processor_entry
 from stridelm.backends.common.scorer import Scorer
 from stridelm.backends.torch import few_rows
-from stridelm.backends.torch.attention import Step
+from stridelm.backends.torch.attention import StepPass
 from stridelm.backends.torch.gated import TorchGate
 from stridelm.backends.torch.llama_layer import has_llama_layers, run_llama
 from stridelm.backends.torch.memory import TorchMemory
@@ -39,7 +39,7 @@ class TorchForward:
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
         device, dtype = self.network.device, self.network.dtype
-        step = Step(rows, self.cache, self.memory, tables, device, dtype)
+        step = StepPass(rows, self.cache, self.memory, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
         wanted_W = torch.from_numpy(rows.wanted_W).to(device)
         hidden_WC = None
@@ -107,7 +107,7 @@ def _run_transformers(
     embedded_1QC: torch.Tensor | None,
     positions_1Q: torch.Tensor,
     wanted_W: torch.Tensor,
-    step: Step,
+    step: StepPass,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """The logits of the wanted rows, and what the layers, or the output head, read that the step asks for."""
     output = network(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from stridelm.backends.common.slots import SLOTS
-from stridelm.backends.torch.attention import Step, attend_rows
+from stridelm.backends.torch.attention import AttentionInput, ScoreRule, StepPass
 from stridelm.backends.torch.linear import StoredLinear
 from stridelm.models.support import layer_window
 
@@ -47,7 +47,7 @@ def run_llama(
     embedded_1QC: torch.Tensor | None,
     positions_1Q: torch.Tensor,
     wanted_W: torch.Tensor,
-    step: Step,
+    step: StepPass,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
     """Embedding, layers, norm and head, without what transformers does around them: logits of the wanted rows, and what
     the layers read that the step asks for."""
@@ -77,7 +77,7 @@ class LlamaLayer(nn.Module):
         attention = layer.self_attn
         self.layer_index = attention.layer_idx
         self.head_size = attention.head_dim
-        self.scaling = attention.scaling
+        self.score_rule = ScoreRule(attention.scaling)
         self.window = layer_window(attention.config, attention.layer_idx)
         self.query_heads = attention.q_proj.out_features // self.head_size
         self.key_heads = attention.k_proj.out_features // self.head_size
@@ -94,7 +94,7 @@ class LlamaLayer(nn.Module):
         hidden_QC: torch.Tensor,
         cosine_Q1D: torch.Tensor,
         sine_Q1D: torch.Tensor,
-        step: Step,
+        step: StepPass,
     ) -> torch.Tensor:
         heads, key_heads = self.query_heads, self.key_heads
         products = self.query_key_value(self.norm_before_attention(hidden_QC))
@@ -103,14 +103,11 @@ class LlamaLayer(nn.Module):
         turned_XQD = torch.addcmul(plain_QXD * cosine_Q1D, plain_QXD.roll(self.head_size // 2, -1), sine_Q1D).transpose(
             0, 1
         )
-        attended_QHD = attend_rows(
-            step,
-            self.layer_index,
-            turned_XQD[:heads],
-            turned_XQD[heads:],
-            products_QXD[:, heads + key_heads :].transpose(0, 1),
-            scaling=self.scaling,
-            window=self.window,
+        value_GQD = products_QXD[:, heads + key_heads :].transpose(0, 1)
+        attended_QHD = step.attend(
+            AttentionInput(
+                self.layer_index, turned_XQD[:heads], turned_XQD[heads:], value_GQD, self.window, self.score_rule
+            )
         )
         hidden_QC = hidden_QC + self.attention_output(attended_QHD.reshape(len(hidden_QC), -1))
         gate, up = self.gate_up(self.norm_before_mlp(hidden_QC)).chunk(2, dim=-1)

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from stridelm.backends.torch.attention import AttentionInput, ScoreRule
+
 
 class TextPass:
     """B texts of T tokens, padded behind: every token sees those before it. Keeps the keys and values of all layers."""
@@ -31,29 +33,19 @@ class TextPass:
         self.width = width
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query_HQD: torch.Tensor,
-        key_GQD: torch.Tensor,
-        value_GQD: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        query, key, value = _fold(self.texts, query_HQD, key_GQD, value_GQD)
-        self.layers[layer] = key.contiguous(), value.contiguous()  # chains may read them a hundred times
-        if softcap is None and sinks_H is None and (window is None or window >= self.width):
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        query, key, value = _fold(self.texts, *given.projections)
+        window, rule = given.window, given.rule
+        self.layers[given.layer] = key.contiguous(), value.contiguous()  # chains may read them a hundred times
+        if rule.is_plain and (window is None or window >= self.width):
             output = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
+                query, key, value, is_causal=True, scale=rule.scaling, enable_gqa=key.shape[1] != query.shape[1]
             )
             return _unfold(output)
         behind_TT = torch.arange(self.width, device=query.device)
         behind_TT = behind_TT[:, None] - behind_TT[None, :]
         sees_TT = (behind_TT >= 0) & (behind_TT < (window or self.width))
-        return _unfold(attend_dense(query, key, value, sees_TT, scaling, softcap, sinks_H))
+        return _unfold(attend_dense(query, key, value, sees_TT, rule))
 
 
 class ChainPass:
@@ -70,31 +62,21 @@ class ChainPass:
         """A mask stands where the token that it does not know will stand."""
         return self.anchors_BA[..., None] + torch.arange(1, self.masks + 1, device=self.anchors_BA.device)
 
-    def attend(
-        self,
-        layer: int,
-        query_HQD: torch.Tensor,
-        key_GQD: torch.Tensor,
-        value_GQD: torch.Tensor,
-        *,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None = None,
-        sinks_H: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        query, own_key, own_value = _fold(self.texts.texts, query_HQD, key_GQD, value_GQD)
-        text_key, text_value = self.texts.layers[layer]
-        if softcap is None and sinks_H is None and _is_block_sparse(query):
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        query, own_key, own_value = _fold(self.texts.texts, *given.projections)
+        window, rule = given.window, given.rule
+        text_key, text_value = self.texts.layers[given.layer]
+        if rule.is_plain and _is_block_sparse(query):
             key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
             if window not in self._seen:
                 self._seen[window] = self._block_mask(window)
             # Left to itself, torch 2.11 takes a kernel for few rows that it then cannot make in float32.
-            how = {"block_mask": self._seen[window], "scale": scaling, "kernel_options": {"BACKEND": "TRITON"}}
+            how = {"block_mask": self._seen[window], "scale": rule.scaling, "kernel_options": {"BACKEND": "TRITON"}}
             return _unfold(_flex()(query, key, value, enable_gqa=True, **how))
         if window not in self._seen:
             self._seen[window] = self._split_mask(window)
         keys, values = (text_key, own_key), (text_value, own_value)
-        return _unfold(_attend_split(query, keys, values, self._seen[window], self.masks, scaling, softcap, sinks_H))
+        return _unfold(_attend_split(query, keys, values, self._seen[window], self.masks, rule))
 
     def rule(self, window: int | None) -> Callable[..., torch.Tensor]:
         """Whether a row sees a column, for tensors of indices (text, head, row, column)."""
@@ -148,14 +130,13 @@ class JointPass:
         of_texts = torch.arange(width, device=self.chains.anchors_BA.device).repeat(texts)
         return torch.cat([of_texts, self.chains.positions.flatten()])
 
-    def attend(
-        self, layer: int, query_HQD: torch.Tensor, key_GQD: torch.Tensor, value_GQD: torch.Tensor, **how: Any
-    ) -> torch.Tensor:
-        parts = [part.split([self.rows, part.shape[1] - self.rows], dim=1) for part in (query_HQD, key_GQD, value_GQD)]
-        passes = (self.chains.texts, self.chains)
-        return torch.cat(
-            [each.attend(layer, *own, **how) for each, own in zip(passes, zip(*parts, strict=True), strict=True)]
+    def attend(self, given: AttentionInput) -> torch.Tensor:
+        sizes = [self.rows, given.query_HQD.shape[1] - self.rows]
+        of_texts, of_chains = (
+            given._replace(query_HQD=query, key_GQD=key, value_GQD=value)
+            for query, key, value in zip(*(part.split(sizes, dim=1) for part in given.projections), strict=True)
         )
+        return torch.cat([self.chains.texts.attend(of_texts), self.chains.attend(of_chains)])
 
 
 def _is_block_sparse(query: torch.Tensor) -> bool:
@@ -176,13 +157,12 @@ def attend_dense(
     key_BGTD: torch.Tensor,
     value_BGTD: torch.Tensor,
     sees: torch.Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks_H: torch.Tensor | None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Attention over a boolean mask that broadcasts to B x H x q x T."""
+    scaling, softcap, sinks_H = rule
     heads, groups = query_BHqD.shape[1], key_BGTD.shape[1]
-    if softcap is None and sinks_H is None:
+    if rule.is_plain:
         return functional.scaled_dot_product_attention(
             query_BHqD, key_BGTD, value_BGTD, attn_mask=sees, scale=scaling, enable_gqa=heads != groups
         )
@@ -204,11 +184,10 @@ def _attend_split(
     values: tuple[torch.Tensor, torch.Tensor],
     sees_BMS: torch.Tensor,
     masks: int,
-    scaling: float | None,
-    softcap: float | None,
-    sinks_H: torch.Tensor | None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Chains' attention written out: to the text (keys[0]) and to the own chain (keys[1]), under one softmax."""
+    scaling, softcap, sinks_H = rule
     texts, heads, rows, size = query_BHMD.shape
     groups, width = keys[0].shape[1:3]
     query = query_BHMD.reshape(texts, groups, heads // groups, rows, size)
