@@ -14,7 +14,7 @@ from stridelm import InputError, LoadSettings
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.models.encode import encode_prompt
 from stridelm.prompts import PromptLine
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.students.student import OutputHead, read_texts
 from text_quality import Judged
 
@@ -49,7 +49,7 @@ class BaseModel:
         if file is not None and file.is_file():
             return self._kept(file, made_by)
         engine = RolloutEngine(self.checkpoint, min(self.batch, len(self.prompts)), self.longest)
-        answers = dict(engine.run(Prompt(tokens, self.max_tokens) for tokens in self.prompts))
+        answers = dict(engine.run(RolloutPrompt(tokens, self.max_tokens) for tokens in self.prompts))
         ordered = [tuple(answers[number]) for number in range(len(self.prompts))]
         if file is not None:
             pairs = [{"prompt": prompt, "answer": own} for prompt, own in zip(self.prompts, ordered, strict=True)]

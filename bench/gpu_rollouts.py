@@ -8,7 +8,7 @@ import torch
 
 from gpu_subject import Subject, as_torch_comes
 from gpu_timing import ratios, summary
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 
 Figures = dict[str, Any]
 OURS = "ours"
@@ -52,7 +52,7 @@ def rollout_figures(sequences: int, tokens: int, speeds: dict[str, list[float]])
 
 
 def _run_ours(engine: RolloutEngine, prompts: list[list[int]], tokens: int) -> int:
-    written = sum(len(answer) for _, answer in engine.run(Prompt(tuple(ids), tokens) for ids in prompts))
+    written = sum(len(answer) for _, answer in engine.run(RolloutPrompt(tuple(ids), tokens) for ids in prompts))
     assert written == tokens * len(prompts)
     return written
 

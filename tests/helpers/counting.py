@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.models.adapter import Adapter
 from stridelm.settings import LoadSettings
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
@@ -63,16 +63,18 @@ def save_counting(folder: Path, family: str = "llama") -> Path:
     return folder
 
 
-def counting_prompts(count: int, max_tokens: int = 40) -> list[Prompt]:
+def counting_prompts(count: int, max_tokens: int = 40) -> list[RolloutPrompt]:
     """Beginnings of two to nine tokens."""
     random = np.random.default_rng(0)
     drawn = zip(
         *(random.integers(low, high, count) for low, high in ((FIRST, LAST - 20), (2, 10), (1, 3))), strict=True
     )
-    return [Prompt(tuple((first + step * np.arange(length)).tolist()), max_tokens) for first, length, step in drawn]
+    return [
+        RolloutPrompt(tuple((first + step * np.arange(length)).tolist()), max_tokens) for first, length, step in drawn
+    ]
 
 
-def answered(checkpoint: Checkpoint, prompts: list[Prompt]) -> list[Text]:
+def answered(checkpoint: Checkpoint, prompts: list[RolloutPrompt]) -> list[Text]:
     """The model's own greedy answers."""
     answers = dict(RolloutEngine(checkpoint, 32, 64).run(prompts))
     return [

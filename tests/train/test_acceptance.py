@@ -21,7 +21,7 @@ from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.models.adapter import save_adapter
 from stridelm.train.acceptance import MaskReader, Measure, Tally, Walk, total
-from stridelm.train.rollout_engine import Prompt
+from stridelm.train.rollout_engine import RolloutPrompt
 from stridelm.train.rollouts import Text
 from stridelm.train.students.student import Student
 from stridelm.train.trainer import Trainer
@@ -111,7 +111,7 @@ def tallies_of(measure: Measure, texts: list[Text]) -> list[Tally]:
 
 
 def assert_engine_walks_alike(
-    model: LanguageModel, measure: Measure, prompts: list[Prompt], texts: list[Text]
+    model: LanguageModel, measure: Measure, prompts: list[RolloutPrompt], texts: list[Text]
 ) -> list[Tally]:
     assert model.gate is not None
     tallies = tallies_of(measure, texts)
@@ -139,7 +139,7 @@ def test_the_engine_takes_the_same_walk_with_a_random_adapter(
     target, gate = converted(family)
     checkpoint = trainable(family)
     model = assembled(target, None, LoadSettings(cache_tokens=4096), gate)
-    prompts = [Prompt(tuple(model.encode(words, raw=True)), 16) for words in TEXTS]
+    prompts = [RolloutPrompt(tuple(model.encode(words, raw=True)), 16) for words in TEXTS]
     student = Student.of(checkpoint.network, random_adapter(target))
     measure = Measure(MaskReader(checkpoint.network, student))
     assert_engine_walks_alike(model, measure, prompts, answered(checkpoint, prompts))
@@ -153,7 +153,7 @@ def test_the_engine_takes_the_same_walk_with_a_trained_adapter(family: str, coun
     target = load_tiny(Path(conversion.checkpoint.name))
     model = assembled(target, None, LoadSettings(cache_tokens=4096), attach(target.network, conversion.adapter))
     prompts = [*counting_prompts(6), *counting_prompts(6, 8)]
-    prompts += [Prompt(tuple(model.encode(words)), 12) for words in TEXTS]
+    prompts += [RolloutPrompt(tuple(model.encode(words)), 12) for words in TEXTS]
     texts = answered(conversion.checkpoint, prompts)
     whole = total(assert_engine_walks_alike(model, measure_of(conversion.trainer), prompts, texts))
     assert whole.tokens_per_forward > 1.5

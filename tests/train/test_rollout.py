@@ -17,7 +17,7 @@ from stridelm.settings import PLAIN, LoadSettings
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
-from stridelm.train.rollout_engine import Prompt, RolloutEngine, RolloutLoop
+from stridelm.train.rollout_engine import RolloutEngine, RolloutLoop, RolloutPrompt
 from stridelm.train.students.student import OutputHead, Student, read_texts
 from tiny import FAMILIES, load_tiny, random_adapter
 
@@ -30,7 +30,7 @@ def test_same_answers_as_the_serving_engine(family: str, tiny_folder: Callable[.
     model = assembled(load_tiny(folder), None, LoadSettings(cache_tokens=4096))
     trainable = load_checkpoint(str(folder), LoadSettings(device="cpu"), trainable=True)
     prompts = [
-        Prompt(tuple(model.encode(text, raw=True)), 8 + 5 * index, temperature=0.8 * (index % 2), seed=index)
+        RolloutPrompt(tuple(model.encode(text, raw=True)), 8 + 5 * index, temperature=0.8 * (index % 2), seed=index)
         for index, text in enumerate(TEXTS)
     ]
     expected = [
@@ -54,11 +54,13 @@ def checkpoint(tiny_folder: Callable[..., Path]) -> Checkpoint:
     return load_checkpoint(str(folder), LoadSettings(device="cpu"), trainable=True)
 
 
-def prompts_of(count: int, *, temperature: float = 0.0) -> list[Prompt]:
+def prompts_of(count: int, *, temperature: float = 0.0) -> list[RolloutPrompt]:
     """Of one token, with nothing to read before the first step, and of more."""
     random = np.random.default_rng(0)
     return [
-        Prompt(tuple(random.integers(0, 250, 1 + 4 * (index % 4)).tolist()), 3 + 5 * (index % 3), temperature, index)
+        RolloutPrompt(
+            tuple(random.integers(0, 250, 1 + 4 * (index % 4)).tolist()), 3 + 5 * (index % 3), temperature, index
+        )
         for index in range(count)
     ]
 
@@ -100,7 +102,7 @@ def loop_of(checkpoint: Checkpoint, places: int, steps: str = "plain") -> Rollou
     return RolloutLoop(STEPS[steps](checkpoint, texts), texts, checkpoint.eos_ids, WIDTH)
 
 
-def answers_of(loop: RolloutLoop, prompts: list[Prompt]) -> dict[int, tuple[list[int], int]]:
+def answers_of(loop: RolloutLoop, prompts: list[RolloutPrompt]) -> dict[int, tuple[list[int], int]]:
     return {answer.index: (answer.tokens, answer.steps) for answer in loop.run(prompts)}
 
 
@@ -134,10 +136,10 @@ def test_sampled_answers_are_the_same_while_the_host_is_behind(checkpoint: Check
 def test_what_a_stepper_does_not_obey_is_refused(checkpoint: Checkpoint) -> None:
     loop = loop_of(checkpoint, 2, "verified")
     with pytest.raises(InputError, match="prompt 1 sets temperature"):
-        next(loop.run([Prompt((1, 2), 4), Prompt((1, 2), 4, temperature=0.5)]))
+        next(loop.run([RolloutPrompt((1, 2), 4), RolloutPrompt((1, 2), 4, temperature=0.5)]))
     with pytest.raises(InputError, match="a place holds 40"):
-        next(loop.run([Prompt((1, 2), WIDTH)]))
-    assert len(answers_of(loop, [Prompt((1, 2), 4)])) == 1
+        next(loop.run([RolloutPrompt((1, 2), WIDTH)]))
+    assert len(answers_of(loop, [RolloutPrompt((1, 2), 4)])) == 1
 
 
 @pytest.mark.parametrize("steps", ["plain", "verified", "tolerant"])

@@ -7,7 +7,7 @@ import pytest
 
 from stridelm import InputError
 from stridelm.train.near_duplicates import Sieve
-from stridelm.train.rollout_engine import Prompt
+from stridelm.train.rollout_engine import RolloutPrompt
 from stridelm.train.self_prompts import made_up, opening, sift
 from tiny import byte_tokenizer
 
@@ -31,9 +31,9 @@ class FakeEngine:
 
     def __init__(self, texts: dict[int, list[int]]) -> None:
         self.texts = texts
-        self.asked: list[Prompt] = []
+        self.asked: list[RolloutPrompt] = []
 
-    def run(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, list[int]]]:
+    def run(self, prompts: Iterable[RolloutPrompt]) -> Iterator[tuple[int, list[int]]]:
         self.asked = list(prompts)
         for place, prompt in sorted(enumerate(self.asked), key=lambda entry: (entry[1].seed % 2 == 0, -entry[0])):
             yield place, self.texts[prompt.seed][: prompt.max_tokens]
@@ -44,7 +44,7 @@ def candidates(texts: dict[int, list[int]], tokenizer: Any) -> list[str]:
     seeds = range(min(texts), max(texts) + 1)
     found = list(made_up(tokenizer, engine, seeds, LONGEST))
     start = tuple(opening(tokenizer))
-    assert engine.asked == [Prompt(start, LONGEST, temperature=1.0, seed=seed) for seed in seeds]
+    assert engine.asked == [RolloutPrompt(start, LONGEST, temperature=1.0, seed=seed) for seed in seeds]
     return found
 
 

@@ -26,7 +26,7 @@ from stridelm.settings import PLAIN, DecodeSettings, LoadSettings
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
-from stridelm.train.rollout_engine import Answer, Prompt, RolloutLoop
+from stridelm.train.rollout_engine import Rollout, RolloutLoop, RolloutPrompt
 from stridelm.train.students.student import MaskRows, Student
 
 _DECODERS = (PLAIN, "self", "adaptive", "static")
@@ -68,7 +68,7 @@ class MaskRollout:
         places = math.ceil(len(prompts) / math.ceil(len(prompts) / self.batch))
         texts = DenseTexts(self.network, places, longest + max(1, self.k))
         loop = RolloutLoop(self._stepper(texts, settings), texts, self.checkpoint.eos_ids, longest)
-        answers = loop.run(Prompt(tuple(tokens), max_tokens) for tokens in encoded)
+        answers = loop.run(RolloutPrompt(tuple(tokens), max_tokens) for tokens in encoded)
         return [self._answered(answer) for answer in sorted(answers, key=lambda answer: answer.index)]
 
     def _stepper(self, texts: DenseTexts, settings: DecodeSettings) -> Stepper:
@@ -84,7 +84,7 @@ class MaskRollout:
             rule = Unverified(0.0)
         return MaskStepper(texts, self.student, min(k, self.k) - 1, rule, ends)
 
-    def _answered(self, answer: Answer) -> Answered:
+    def _answered(self, answer: Rollout) -> Answered:
         tokenizer: Any = self.checkpoint.tokenizer
         text = tokenizer.decode(answer.tokens, skip_special_tokens=True)
         return Answered(tuple(answer.tokens), text, answer.steps)

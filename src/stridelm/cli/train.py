@@ -16,7 +16,7 @@ from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import AUTO_DTYPE, LoadSettings
 from stridelm.train.checkpoint import checkpoints, remove_checkpoints
-from stridelm.train.conversion import WAYS, check_fits
+from stridelm.train.conversion import WAYS
 from stridelm.train.display import Display
 from stridelm.train.parallel import Team, joined
 from stridelm.train.record import circumstances, draw_report, write_card
@@ -56,7 +56,7 @@ def _run(request: Request, team: Team) -> None:
         _check_out(out, WAYS[settings.mode].result, resume=request.resume)
         _check_place(rollouts_folder)
     checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
-    check_fits(checkpoint, settings, team)
+    WAYS[settings.mode].check(checkpoint, settings, team)
     made = (_starting(out), out, rollouts_folder) if team.is_first else ()
     with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)

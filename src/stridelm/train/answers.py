@@ -6,7 +6,7 @@ from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.models.encode import encode_prompt
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.rollouts import Report, Text
 
 
@@ -14,13 +14,13 @@ def greedy_answers(
     checkpoint: Checkpoint, lines: list[PromptLine], max_tokens: int, batch: int, report: Report
 ) -> dict[int, Text]:
     """By the prompts' numbers, `batch` of them written at once."""
-    prompts: list[Prompt] = []
+    prompts: list[RolloutPrompt] = []
     for line in lines:
         try:
             tokens = encode_prompt(checkpoint, line.prompt)
         except InputError as error:
             raise InputError(f"{line.place}: {error}") from error
-        prompts.append(Prompt(tuple(tokens), min(max_tokens, checkpoint.context_length - len(tokens))))
+        prompts.append(RolloutPrompt(tuple(tokens), min(max_tokens, checkpoint.context_length - len(tokens))))
     # Prompts of like length together: a long one among short ones would make all of them wide.
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     texts: dict[int, Text] = {}

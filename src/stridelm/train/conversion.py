@@ -1,4 +1,4 @@
-"""The ways to convert a model, by `--mode`: who learns, what from, how it is measured, and what goes to disk.
+"""The ways to convert a model, by `--mode`: the student, its objective, its measurement, and what goes to disk.
 
 A new way is a student with its objective and a line in the table at the end.
 """
@@ -62,10 +62,10 @@ def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
 
 
 def _full(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
-    network, is_plain = checkpoint.network, settings.objective == "sft"
-    student = FullStudent(network, checkpoint.tokenizer, 0 if is_plain else settings.masks)
-    objective = (RowObjective if is_plain else ChainObjective)(network, student, settings)
-    measure = None if is_plain else Measure(MaskReader(network, student))
+    network, proposes = checkpoint.network, settings.learns.proposes
+    student = FullStudent(network, checkpoint.tokenizer, settings.masks if proposes else 0)
+    objective = (ChainObjective if proposes else RowObjective)(network, student, settings)
+    measure = Measure(MaskReader(network, student)) if proposes else None
 
     def save(folder: Path | None) -> None:
         weights = gather_state(student.network)
@@ -121,11 +121,35 @@ def _layer_values(network: Any, settings: TrainSettings) -> int:
     return _all_values(network, settings) * settings.layers // int(network.config.get_text_config().num_hidden_layers)
 
 
+def _check_masks(checkpoint: Checkpoint, _settings: TrainSettings, _team: Team) -> None:
+    check_takes_masks(checkpoint.network.config)
+
+
+def _check_full(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
+    _check_masks(checkpoint, settings, team)
+    if team.size > 1 and not hasattr(checkpoint.network.base_model, "layers"):
+        raise InputError(
+            f"{checkpoint.network.config.model_type} does not keep its layers in one list: it can be tuned in full by "
+            "one process only"
+        )
+
+
+def _check_heads(_checkpoint: Checkpoint, _settings: TrainSettings, _team: Team) -> None:
+    """Heads fit every model."""
+
+
+def _check_draft(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
+    _check_masks(checkpoint, settings, team)
+    cut_config(checkpoint.network.config, settings.layers)
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """What is known of a way to convert before it has begun."""
 
     make: Callable[[Checkpoint, TrainSettings], Conversion]
+    check: Callable[[Checkpoint, TrainSettings, Team], None]
+    """Refuses, before anything is made, what the model cannot become."""
     result: str
     """The file without which a run has no result."""
     values: Callable[[Any, TrainSettings], int]
@@ -136,32 +160,19 @@ class Mode:
 
 WAYS: dict[str, Mode] = {
     "adapter": Mode(
-        _adapter, ADAPTER_FILE, _low_rank_values, lambda model, out: ["--model", model, "--adapter", out]
+        _adapter, _check_masks, ADAPTER_FILE, _low_rank_values, lambda model, out: ["--model", model, "--adapter", out]
     ),
-    "full": Mode(_full, "config.json", _all_values, lambda model, out: ["--model", out]),
+    "full": Mode(_full, _check_full, "config.json", _all_values, lambda model, out: ["--model", out]),
     "heads": Mode(
-        _heads, HEADS.file, _head_values,
+        _heads, _check_heads, HEADS.file, _head_values,
         lambda model, out: ["--model", model, "--heads", out, "--decoder", "heads"],
     ),
     "draft": Mode(
-        _draft, DRAFT.file, _layer_values,
+        _draft, _check_draft, DRAFT.file, _layer_values,
         lambda model, out: ["--model", model, "--draft-model", out, "--decoder", "draft"],
     ),
 }  # fmt: skip
 """By `--mode`."""
-
-
-def check_fits(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
-    """Refuse, before anything is made, what this model cannot become."""
-    if settings.mode != "heads":
-        check_takes_masks(checkpoint.network.config)
-    if settings.mode == "full" and team.size > 1 and not hasattr(checkpoint.network.base_model, "layers"):
-        raise InputError(
-            f"{checkpoint.network.config.model_type} does not keep its layers in one list: it can be tuned in full by "
-            "one process only"
-        )
-    if settings.mode == "draft":
-        cut_config(checkpoint.network.config, settings.layers)
 
 
 def make_conversion(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:

@@ -31,7 +31,7 @@ _PREFILL_ROWS = 16384
 
 
 class DenseTexts:
-    """The cache of B places. Keeps `engine.rollout.PromptReader`."""
+    """The cache of B places. Keeps `rollout_engine.PromptReader`."""
 
     def __init__(self, network: PreTrainedModel, places: int, width: int) -> None:
         """`width`: maximum number of tokens of a text, and of rows that a step may write behind it."""

@@ -1,6 +1,6 @@
-"""The loss of rows against what they should say, in parts of so many rows: the logits of all rows never lie in memory.
+"""The loss of rows against what they should say, chunk by chunk: the logits of all rows never lie in memory.
 
-Shape letters: N rows, n rows of a part, C model width, V vocabulary.
+Shape letters: N rows, n rows of a chunk, C model width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from stridelm.train.students.student import CHUNK_LOGITS, OutputHead
 
-Parts = Callable[..., torch.Tensor]
+ChunkLoss = Callable[..., torch.Tensor]
+"""The loss of a chunk of rows, as `RowLoss` makes it."""
 
 
 class RowLoss:
@@ -33,7 +34,7 @@ class RowLoss:
                 total = total + share * (_apart(said_nV, target) * weights_n).sum()
             return total
 
-        self._apart: Parts = torch.compile(apart, dynamic=False) if is_compiled else apart
+        self._apart: ChunkLoss = torch.compile(apart, dynamic=False) if is_compiled else apart
 
     def __call__(
         self, judged: list[torch.Tensor], shares: list[float], targets: torch.Tensor, weights_N: torch.Tensor
@@ -59,22 +60,22 @@ def _apart(said_nV: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Each part with its gradient at once."""
+    """Each chunk with its gradient at once."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        apart: Parts,
+        apart: ChunkLoss,
         targets: torch.Tensor,
         weights_N: torch.Tensor,
         shares: list[float],
         weight_VC: torch.Tensor,
         *judged: torch.Tensor,
     ) -> torch.Tensor:
-        # Parts of one size where that is possible: a compiled function sees one shape.
+        # Chunks of one size where that is possible: a compiled function sees one shape.
         count = len(weights_N)
-        parts = -(-count // max(1, CHUNK_LOGITS // len(weight_VC)))
-        rows = -(-count // parts)
+        chunks = -(-count // max(1, CHUNK_LOGITS // len(weight_VC)))
+        rows = -(-count // chunks)
         total = weights_N.new_zeros(())
         is_trained = ctx.needs_input_grad[4]
         leaf_VC = weight_VC.detach().requires_grad_(is_trained)

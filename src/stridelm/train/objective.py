@@ -110,7 +110,7 @@ class ChainObjective(nn.Module):
         width = ids_BT.shape[1]
         places_XS = flat_places(positions_BAS.clamp(max=width - 1), width).view(slots_XSC.shape[:2])
         before_XK = ids_BT.flatten()[places_XS[:, -self.settings.masks :]]
-        if self.settings.objective == "online":
+        if self.settings.learns.needs_critic:
             assert texts is not None and hidden_NC is not None
             anchors_XC = hidden_NC[flat_places(anchors_BA, width)]
             before_XK = self._proposed(slots_XSC.detach(), anchors_XC)

@@ -5,8 +5,8 @@ with its own stretch of a KV cache, and the loop is serving's (`step_loop`). Whe
 are read together into their places. The draws are those of `stridelm.sampling`: an answer is the one that the serving
 engine gives with the same seed.
 
-Where the GPU's kernels run the model, the steps are those that serving has (`model.gpu.stepper`); elsewhere they go
-through transformers' layers (`model.dense_stepper`).
+Where the GPU's kernels run the model, the steps are those that serving has (`backends.gpu.stepper`); elsewhere they go
+through transformers' layers (`dense_stepper`).
 """
 
 from collections import deque
@@ -33,8 +33,8 @@ _ADMITTED_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One answer to be written."""
+class RolloutPrompt:
+    """A prompt, and how one answer to it is drawn."""
 
     tokens: tuple[int, ...]
     max_tokens: int
@@ -47,12 +47,12 @@ class Prompt:
 
 
 @dataclass(eq=False, slots=True)
-class Answer:
-    """What was written so far."""
+class Rollout:
+    """One answer, as far as it is written."""
 
     index: int
     """The prompt's, among those of its run."""
-    prompt: Prompt
+    prompt: RolloutPrompt
     tokens: list[int] = field(default_factory=list)
     steps: int = 0
     """Forward passes that wrote it."""
@@ -77,13 +77,13 @@ class RolloutLoop:
     def __init__(self, stepper: Stepper, reader: PromptReader, ends: frozenset[int], width: int) -> None:
         """`ends`: tokens that end an answer; `width`: maximum number of tokens of a prompt and its answer."""
         self.reader, self.ends, self.width = reader, ends, width
-        self.loop: StepLoop[Answer, None] = StepLoop(stepper)
+        self.loop: StepLoop[Rollout, None] = StepLoop(stepper)
         self._kind = StepKind.of(stepper)
 
-    def run(self, prompts: Iterable[Prompt]) -> Generator[Answer, None, None]:
+    def run(self, prompts: Iterable[RolloutPrompt]) -> Generator[Rollout, None, None]:
         """All answers, in the order in which they are finished. A run that is left early leaves all places free."""
         assert not any(self.loop.texts), "another run is under way"
-        waiting = deque(Answer(index, prompt) for index, prompt in enumerate(prompts))
+        waiting = deque(Rollout(index, prompt) for index, prompt in enumerate(prompts))
         for answer in waiting:
             self._check(answer)
         try:
@@ -100,7 +100,7 @@ class RolloutLoop:
         finally:
             self.loop.forget()
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: Rollout) -> None:
         """Refuse what the stepper would ignore or has no room for."""
         prompt = answer.prompt
         if not prompt.tokens:
@@ -114,7 +114,7 @@ class RolloutLoop:
                 f"place holds {self.width}: ask for fewer tokens, or make the places wider"
             )
 
-    def _admit(self, waiting: deque[Answer]) -> None:
+    def _admit(self, waiting: deque[Rollout]) -> None:
         """Let waiting prompts have the free places, if these are worth a stop."""
         free = self.loop.free_places()
         if not waiting or len(free) < max(1, len(self.loop.texts) // _ADMITTED_SHARE):
@@ -145,7 +145,7 @@ class RolloutEngine:
         stepper, reader = _steps(checkpoint, places, width, weights)
         self.loop = RolloutLoop(stepper, reader, checkpoint.eos_ids, width)
 
-    def run(self, prompts: Iterable[Prompt]) -> Iterator[tuple[int, list[int]]]:
+    def run(self, prompts: Iterable[RolloutPrompt]) -> Iterator[tuple[int, list[int]]]:
         """Every prompt's number and answer, in the order in which they are finished."""
         with closing(self.loop.run(prompts)) as answers:
             for answer in answers:

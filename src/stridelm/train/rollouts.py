@@ -25,8 +25,7 @@ from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.train.files import read_tensors, write_tensors
 from stridelm.train.near_duplicates import Sieve
-from stridelm.train.rollout_engine import Prompt as Request
-from stridelm.train.rollout_engine import RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.self_prompts import made_up, opening, sift
 from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings, differences
 
@@ -70,10 +69,10 @@ class RolloutStore:
         self.checkpoint = checkpoint
         self.settings = settings
         self.report = report
-        answered = [line.with_answer() for line in lines] if settings.is_given else []
+        answered = [line.with_answer() for line in lines] if settings.learns.needs_answers else []
         self.given_answers = [answer for _, answer in answered]
         """Answers of the file, to be learnt instead of the model's own."""
-        if settings.is_given:
+        if settings.learns.needs_answers:
             lines = [replace(line, prompt=prompt) for line, (prompt, _) in zip(lines, answered, strict=True)]
             if not lines:
                 raise InputError(f"--objective {settings.objective} learns given answers: give a file with --prompts")
@@ -132,7 +131,7 @@ class RolloutStore:
         random.Random(self.settings.seed).shuffle(order)
         held = set(order[:held_out])
         answers = self._read_given(encoded, held) if self.given_answers else {}
-        answers |= self._answers(self._requests(encoded, held))
+        answers |= self._answers(self._rollout_prompts(encoded, held))
         per_prompt = self.settings.answers
         train: list[Text] = []
         measured: list[Text] = []
@@ -205,12 +204,12 @@ class RolloutStore:
     @property
     def _measures_given(self) -> bool:
         """Whether what is held out has the file's answers, too: without masks there is nothing else to measure."""
-        return self.settings.objective == "sft"
+        return not self.settings.learns.proposes
 
-    def _requests(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, Request]:
-        settings, requests = self.settings, {}
+    def _rollout_prompts(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, RolloutPrompt]:
+        settings, wanted = self.settings, {}
         if self._measures_given:
-            return requests
+            return wanted
         for index, tokens in enumerate(encoded):
             if self.given_answers and index not in held:
                 continue
@@ -219,33 +218,33 @@ class RolloutStore:
             for which in range(1 if index in held else settings.answers):
                 is_greedy = index in held or (chance.random() < settings.greedy_share and which == 0)
                 number = index * settings.answers + which
-                requests[number] = Request(
+                wanted[number] = RolloutPrompt(
                     tokens, longest, 0.0 if is_greedy else settings.temperature, seed=settings.seed * 2**32 + number
                 )
-        return requests
+        return wanted
 
-    def _answers(self, requests: dict[int, Request]) -> dict[int, list[int]]:
+    def _answers(self, wanted: dict[int, RolloutPrompt]) -> dict[int, list[int]]:
         """All answers by number; those on disk are not written again."""
         answers: dict[int, list[int]] = {}
         files = sorted(self.folder.glob("answers-*.safetensors"))
         for file in files:
-            answers |= _unpack(file, requests)
+            answers |= _unpack(file, wanted)
         next_file = int(files[-1].stem.removeprefix("answers-")) + 1 if files else 0
-        missing = {number: request for number, request in requests.items() if number not in answers}
+        missing = {number: prompt for number, prompt in wanted.items() if number not in answers}
         if not missing:
             return answers
         # Long ones first: at the end the places are then left for the short ones.
         numbers = sorted(missing, key=lambda number: -len(missing[number].tokens))
-        engine = self._engine(max(len(request.tokens) + request.max_tokens for request in missing.values()))
+        engine = self._engine(max(len(prompt.tokens) + prompt.max_tokens for prompt in missing.values()))
         part: dict[int, list[int]] = {}
         for place, answer in engine.run(missing[number] for number in numbers):
             part[numbers[place]] = answer
-            if len(part) == _PART or len(answers) + len(part) == len(requests):
+            if len(part) == _PART or len(answers) + len(part) == len(wanted):
                 write_tensors(self.folder / f"answers-{next_file:05}.safetensors", _pack(part))
                 next_file += 1
                 answers |= part
                 part = {}
-            self.report("writing answers", len(answers) + len(part), len(requests))
+            self.report("writing answers", len(answers) + len(part), len(wanted))
         return answers
 
     def _engine(self, width: int) -> RolloutEngine:
@@ -284,7 +283,7 @@ def _pack(answers: dict[int, list[int]]) -> dict[str, torch.Tensor]:
     }
 
 
-def _unpack(file: Path, requests: dict[int, Request]) -> dict[int, list[int]]:
+def _unpack(file: Path, wanted: dict[int, RolloutPrompt]) -> dict[int, list[int]]:
     remedy = "delete it: its answers are written again"
     tensors = read_tensors(file, remedy)
     try:
@@ -292,6 +291,6 @@ def _unpack(file: Path, requests: dict[int, Request]) -> dict[int, list[int]]:
         answers = dict(zip(tensors["numbers"].tolist(), (part.tolist() for part in parts), strict=True))
     except (KeyError, RuntimeError, ValueError) as error:
         raise InputError(f"{file}: does not hold answers ({error}): {remedy}") from error
-    if not answers.keys() <= requests.keys():
+    if not answers.keys() <= wanted.keys():
         raise InputError(f"{file}: answers prompts that are not in prompts.jsonl: {remedy}")
     return answers

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stridelm.params import InputError
 from stridelm.train.near_duplicates import Sieve
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 
 _PLACE = "\x00here\x00"
 _FEWEST_WORDS = 3
@@ -39,8 +39,8 @@ def made_up(
 ) -> Iterator[str]:
     """One candidate per seed, in the order of the seeds; those that were cut off or say nothing are left out."""
     start = opening(tokenizer)
-    requests = [Prompt(tuple(start), prompt_tokens, temperature=1.0, seed=seed) for seed in seeds]
-    answers = dict(engine.run(requests))
+    prompts = [RolloutPrompt(tuple(start), prompt_tokens, temperature=1.0, seed=seed) for seed in seeds]
+    answers = dict(engine.run(prompts))
     for place, seed in enumerate(seeds):
         tokens = answers[place]
         if tokenizer.chat_template:

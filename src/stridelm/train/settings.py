@@ -13,30 +13,58 @@ MODES = {
     "heads": "parallel prediction heads on the frozen model",
     "draft": "a small draft model of the first --layers layers",
 }
-OBJECTIVES = {
-    "distill": "say what the model says when it reads its own answer",
-    "online": "say what the model says when it reads what the student proposed: the critic",
-    "ground-truth": "say the text of the answers in --prompts, the naive way",
-    "sft": "one token at a time on the answers in --prompts: makes a domain model (--mode full)",
-}
-_OBJECTIVES_OF = {
-    "adapter": ("distill", "online", "ground-truth"),
-    "full": tuple(OBJECTIVES),
-    "heads": ("distill", "ground-truth"),
-    "draft": ("distill",),
-}
 LABELS = {
     "soft": "the teacher's whole distribution (KL)",
     "hard": "the teacher's likeliest token",
     "text": "the text's own token",
 }
-_LABELS_OF = {
-    "distill": ("soft", "hard", "text"),
-    "online": ("hard", "soft"),
-    "ground-truth": ("text",),
-    "sft": ("text",),
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a student may learn, and what that needs."""
+
+    meaning: str
+    modes: tuple[str, ...]
+    """Those that can learn it."""
+    labels: tuple[str, ...]
+    """What its loss may compare with. The first is the default; for heads it is the text's own token."""
+    needs_answers: bool = False
+    """Whether it learns the answers in the file of prompts, not the model's own."""
+    needs_critic: bool = False
+    """Whether the teacher runs a second time, over what the student proposed."""
+    proposes: bool = True
+    """Whether the student learns to propose several tokens. If not, there are no masks, and the model writes no
+    answers: what is measured is the loss on the held-out ones of the file."""
+
+
+OBJECTIVES = {
+    "distill": Objective(
+        "say what the model says when it reads its own answer",
+        modes=("adapter", "full", "heads", "draft"),
+        labels=("soft", "hard", "text"),
+    ),
+    "online": Objective(
+        "say what the model says when it reads what the student proposed: the critic",
+        modes=("adapter", "full"),
+        labels=("hard", "soft"),
+        needs_critic=True,
+    ),
+    "ground-truth": Objective(
+        "say the text of the answers in --prompts, the naive way",
+        modes=("adapter", "full", "heads"),
+        labels=("text",),
+        needs_answers=True,
+    ),
+    "sft": Objective(
+        "one token at a time on the answers in --prompts: makes a domain model (--mode full)",
+        modes=("full",),
+        labels=("text",),
+        needs_answers=True,
+        proposes=False,
+    ),
 }
-"""The first is the default; for heads it is the text's own token."""
+"""By `--objective`. A new one is an entry here and its targets in train/objective.py."""
 GATES = {"mask": "mask rows alone pass through the adapter", "none": "all rows do, so the model changes"}
 MEASURED_DRAFTS = 8
 """Of a draft model, per forward, when it is measured."""
@@ -68,7 +96,12 @@ class TrainSettings:
 
     mode: str = field(default="adapter", metadata={"help": _choices("What is trained.", MODES)})
     """What is trained."""
-    objective: str = field(default="distill", metadata={"help": _choices("What it learns.", OBJECTIVES)})
+    objective: str = field(
+        default="distill",
+        metadata={
+            "help": _choices("What it learns.", {name: each.meaning for name, each in OBJECTIVES.items()}),
+        },
+    )
     """What it learns."""
     labels: str | None = field(
         default=None,
@@ -150,15 +183,13 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value not in choices:
                 raise InputError(f"there is no --{name} {value!r}: {', '.join(choices)} are known")
-        if self.objective not in _OBJECTIVES_OF[self.mode]:
-            raise InputError(
-                f"--objective {self.objective} does not go with --mode {self.mode}, which takes "
-                f"{', '.join(_OBJECTIVES_OF[self.mode])}"
-            )
-        if self.labels is not None and self.labels not in _LABELS_OF[self.objective]:
+        if self.mode not in self.learns.modes:
+            known = ", ".join(name for name, each in OBJECTIVES.items() if self.mode in each.modes)
+            raise InputError(f"--objective {self.objective} does not go with --mode {self.mode}, which takes {known}")
+        if self.labels is not None and self.labels not in self.learns.labels:
             raise InputError(
                 f"--labels {self.labels} does not go with --objective {self.objective}, which takes "
-                f"{', '.join(_LABELS_OF[self.objective])}"
+                f"{', '.join(self.learns.labels)}"
             )
         for each in fields(self):
             matters = _MATTERS.get(each.name)
@@ -173,6 +204,10 @@ class TrainSettings:
             raise InputError(f"--texts times --length must be a multiple of 8, not {self.texts} x {self.length}")
 
     @property
+    def learns(self) -> Objective:
+        return OBJECTIVES[self.objective]
+
+    @property
     def masks(self) -> int:
         """Drafts beyond the model's own next token: masks of a chain, or heads."""
         return self.heads if self.mode == "heads" else self.k - 1
@@ -181,7 +216,7 @@ class TrainSettings:
     def labels_used(self) -> str:
         if self.labels is not None:
             return self.labels
-        return "text" if self.mode == "heads" else _LABELS_OF[self.objective][0]
+        return "text" if self.mode == "heads" else self.learns.labels[0]
 
     @property
     def state_size(self) -> int:
@@ -199,17 +234,12 @@ class TrainSettings:
     @property
     def has_chains(self) -> bool:
         """Whether masks are trained."""
-        return self.mode in ("adapter", "full") and self.objective != "sft"
+        return self.mode in ("adapter", "full") and self.learns.proposes
 
     @property
     def has_anchors(self) -> bool:
         """Whether proposals hang off places in a text."""
         return self.has_chains or self.mode == "heads"
-
-    @property
-    def is_given(self) -> bool:
-        """Whether the answers come from the file of prompts, and not from the model."""
-        return self.objective in ("ground-truth", "sft")
 
 
 _RATE, _FULL_RATE = 1e-3, 1e-5
@@ -232,13 +262,13 @@ _MATTERS: dict[str, Callable[[TrainSettings], bool]] = {
     "plain_weight": _is_gated,
     "depth_decay": lambda settings: settings.has_anchors,
     "anchors": lambda settings: settings.has_anchors,
-    "self_prompts": lambda settings: not settings.is_given,
-    "prompt_tokens": lambda settings: not settings.is_given,
-    "answers": lambda settings: not settings.is_given,
-    "greedy_share": lambda settings: not settings.is_given,
-    "temperature": lambda settings: not settings.is_given,
-    "answer_tokens": lambda settings: settings.objective != "sft",
-    "rollout_batch": lambda settings: settings.objective != "sft",
+    "self_prompts": lambda settings: not settings.learns.needs_answers,
+    "prompt_tokens": lambda settings: not settings.learns.needs_answers,
+    "answers": lambda settings: not settings.learns.needs_answers,
+    "greedy_share": lambda settings: not settings.learns.needs_answers,
+    "temperature": lambda settings: not settings.learns.needs_answers,
+    "answer_tokens": lambda settings: settings.learns.proposes,
+    "rollout_batch": lambda settings: settings.learns.proposes,
 }
 """Where a setting means something; elsewhere it is refused."""
 

@@ -14,7 +14,7 @@ from stridelm.backends.gpu.weights import stack
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
@@ -27,11 +27,11 @@ def load(folder: Path) -> Checkpoint:
     return load_checkpoint(str(folder), LoadSettings(device=DEVICE, dtype="float32"), trainable=True)
 
 
-def prompts_of(*, temperature: float) -> list[Prompt]:
+def prompts_of(*, temperature: float) -> list[RolloutPrompt]:
     """Every second one is greedy."""
     generator = torch.Generator().manual_seed(0)
     return [
-        Prompt(
+        RolloutPrompt(
             tuple(torch.randint(0, 250, (length,), generator=generator).tolist()),
             max_tokens=2 + index % 3,
             temperature=temperature * (index % 2),

@@ -13,7 +13,7 @@ from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.decode.cost import measure
 from stridelm.models.adapter import save_adapter
-from stridelm.train.rollout_engine import Prompt, RolloutEngine
+from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
@@ -109,7 +109,7 @@ def test_half_precision_is_exact(family: str, setting: str, tiny_folder: Callabl
 def test_rollouts_are_the_cpus(family: str, tiny_folder: Callable[..., Path]) -> None:
     """Greedy answers of several lengths: enough steps for each that most of them are replayed from a graph."""
     random = np.random.default_rng(0)
-    prompts = [Prompt(tuple(random.integers(0, 250, 3 + 5 * index).tolist()), 40 + index) for index in range(6)]
+    prompts = [RolloutPrompt(tuple(random.integers(0, 250, 3 + 5 * index).tolist()), 40 + index) for index in range(6)]
     answers = [
         dict(RolloutEngine(load_checkpoint(str(tiny_folder(family)), settings, trainable=True), 4, 96).run(prompts))
         for settings in (LoadSettings(device="cpu"), LoadSettings(device="cuda", dtype="float32"))
