@@ -10,7 +10,6 @@ import torch
 from counting import Conversion
 from reference import mask_row_outputs
 from stridelm.backends.torch.checkpoint import Checkpoint
-from stridelm.models.sequential_head import SequentialHead
 from stridelm.train.batches import Batch
 from stridelm.train.objective import ChainObjective
 from stridelm.train.settings import TrainSettings
@@ -145,19 +144,6 @@ def test_random_k_cuts_chains_anew_in_every_step(trainable: Trainable) -> None:
     counts = np.bincount([depths[0].sum() for depths in steps], minlength=5)
     assert counts[0] == 0 and counts[1:].min() > 60, "uniform from one mask to all four"
     assert np.array_equal(loss._weights(batch, 7), loss._weights(batch, 7))
-
-
-def test_the_head_runs_along_chains_as_it_steps() -> None:
-    random = torch.Generator().manual_seed(0)
-    head = SequentialHead(12, 5).requires_grad_(False)
-    for parameter in head.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=random))
-    outputs_XDC, before_XDC = torch.randn(2, 7, 4, 12, generator=random)
-    state, steps = head.start(7), []
-    for depth in range(4):
-        added, state = head(outputs_XDC[:, depth], before_XDC[:, depth], state)
-        steps.append(added)
-    torch.testing.assert_close(head.along(outputs_XDC, before_XDC), torch.stack(steps, dim=1))
 
 
 def test_it_is_learnt(counting: Callable[..., Conversion]) -> None:
