@@ -136,7 +136,6 @@ MOMENTS = [
     "open run/.metrics.jsonl.writing",
     "os.chmod run/.checkpoint-000005.safetensors.writing",
     "os.remove run/checkpoint-000010.safetensors",
-    "os.remove run/checkpoint-000015.safetensors",
     "os.rename run/.writing/adapter.json",
     "os.remove run/checkpoint-000020.safetensors",
 ]
