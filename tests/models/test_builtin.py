@@ -25,7 +25,7 @@ from test_gguf import content_of, logits_of, tiny_network
 
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.models import builtin, store
-from stridelm.models.inventory import StoredModel, stored_models
+from stridelm.models.inventory import LocalModel, local_models
 from stridelm.models.store import read_weights, save_folder, weight_files
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
@@ -401,13 +401,13 @@ def add_to_hub(hub: Path, repository: str, revision: str, *, size: int, name: st
 
 @pytest.mark.usefixtures("hub")
 def test_builtin_model_is_listed_before_its_first_use(cache: Path) -> None:
-    assert list(stored_models()) == [StoredModel(builtin.NAME, cache / builtin.FOLDER, 0, is_here=False)]
+    assert list(local_models()) == [LocalModel(builtin.NAME, cache / builtin.FOLDER, 0, is_here=False)]
 
 
 @pytest.mark.usefixtures("hub", "served", "cache")
 def test_builtin_model_is_listed_with_its_size() -> None:
     folder = builtin.ensure_builtin()
-    (model,) = stored_models()
+    (model,) = local_models()
     assert (model.path, model.is_here) == (folder, True)
     assert model.bytes == sum(path.stat().st_size for path in folder.iterdir()) > 100_000
 
@@ -422,7 +422,7 @@ def test_models_of_the_hub_cache_are_listed(hub: Path) -> None:
     add_to_hub(hub, "models--org--pickled", "ddd", size=5, name="pytorch_model.bin")
     add_to_hub(hub, "datasets--org--data", "eee", size=5)
     (hub / "models--org--begun" / "blobs").mkdir(parents=True)
-    assert list(stored_models())[1:] == [
-        StoredModel("Qwen/Qwen3-0.6B", newer, 1010, is_here=True),
-        StoredModel("gpt2", single, 5, is_here=True),
+    assert list(local_models())[1:] == [
+        LocalModel("Qwen/Qwen3-0.6B", newer, 1010, is_here=True),
+        LocalModel("gpt2", single, 5, is_here=True),
     ]

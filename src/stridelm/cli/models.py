@@ -2,11 +2,11 @@
 
 import json as jsonlib
 
-from stridelm.models.inventory import StoredModel, stored_models
+from stridelm.models.inventory import LocalModel, local_models
 
 
 def run(*, json: bool) -> None:
-    models = list(stored_models())
+    models = list(local_models())
     if json:
         for model in models:
             entry = {"name": model.name, "path": str(model.path), "bytes": model.bytes, "here": model.is_here}
@@ -18,5 +18,5 @@ def run(*, json: bool) -> None:
         print(f"{name:<{name_width}}  {size:<{size_width}}  {where}")
 
 
-def _size(model: StoredModel) -> str:
+def _size(model: LocalModel) -> str:
     return f"{model.bytes / 1e6:,.0f} MB" if model.is_here else "fetched at first use"

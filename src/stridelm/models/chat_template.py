@@ -23,7 +23,7 @@ _MARK = "CONTINUES_FROM_HERE "
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model writes, for who trains on it. Here it stands for its contents."""
+    """`{% generation %}` marks what a model writes, for training. Here it stands for its contents."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -11,7 +11,7 @@ from stridelm.models import builtin
 
 
 @dataclass(frozen=True, slots=True)
-class StoredModel:
+class LocalModel:
     """A model on this machine, or the built-in one before its first use."""
 
     name: str
@@ -20,14 +20,14 @@ class StoredModel:
     is_here: bool
 
 
-def stored_models() -> Iterator[StoredModel]:
+def local_models() -> Iterator[LocalModel]:
     """The built-in model, then what the Hugging Face cache holds."""
     folder = builtin.builtin_folder()
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    yield StoredModel(builtin.NAME, folder, size, folder.is_dir())
+    yield LocalModel(builtin.NAME, folder, size, folder.is_dir())
     hub = Path(constants.HF_HUB_CACHE)
     for entry in sorted(hub.glob("models--*")):
         snapshots = sorted((entry / "snapshots").glob("*"), key=os.path.getmtime)
         if snapshots and any(snapshots[-1].glob("*.safetensors")):
             size = sum(file.stat().st_size for file in snapshots[-1].rglob("*") if file.is_file())
-            yield StoredModel(entry.name.removeprefix("models--").replace("--", "/"), snapshots[-1], size, True)
+            yield LocalModel(entry.name.removeprefix("models--").replace("--", "/"), snapshots[-1], size, True)

@@ -109,7 +109,7 @@ def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
 
 
 def map_weights(files: list[Path]) -> dict[str, torch.Tensor]:
-    """All tensors, memory-mapped: for who looks at few of their values."""
+    """All tensors, memory-mapped: for reading a few of their values."""
     return _tensors(files, backend="mmap")
 
 

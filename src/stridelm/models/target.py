@@ -75,7 +75,7 @@ class LoadedModel:
         return self.draft is not None or self.assistant is not None
 
     def with_caches(self, tokens: int) -> "LoadedModel":
-        """The same with other, empty caches of so many tokens: for another engine."""
+        """The same with other, empty caches of `tokens` tokens: for another engine."""
         draft = None if self.draft is None else self.draft.with_cache(tokens)
         forward = self.forward.with_cache(tokens)
         assistant = None if self.assistant is None else self.assistant.reading(forward)

@@ -124,7 +124,7 @@ that is how far one looks."""
 
 
 class Reader(Protocol):
-    """Someone who proposes, as far as a measurement is concerned."""
+    """What proposes tokens, as far as a measurement is concerned."""
 
     drafts: int
     """K: proposals from one place."""

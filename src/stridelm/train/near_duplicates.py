@@ -47,7 +47,8 @@ class Sieve:
     def _knows(self, sketch: Sketch) -> bool:
         for size, postings in self._by_size.items():
             needed = _needed(size, len(sketch))
-            # Who shares so many is missing from few lists: looking through the shortest spares those of common phrases.
+            # A text that shares that many is missing from few lists, so the shortest lists are enough; those of common
+            # phrases are the longest.
             lists = sorted((postings.get(shingle_hash, []) for shingle_hash in sketch), key=len)
             for others in lists[: len(sketch) - needed + 1]:
                 if any(len(sketch & other) >= needed for other in others):

@@ -86,7 +86,7 @@ class _CachePass:
         for row, slots in enumerate(self.slots):
             seen = slots if isinstance(slots, slice) else torch.from_numpy(slots).to(query_HXD.device)
             if window is not None:
-                # transformers' rule for assistants: so many before the last in the cache, and that one.
+                # transformers' rule for assistants: `window` tokens before the last in the cache, and that one.
                 seen = _last(seen, window + 1)
             key_GTD, value_GTD = self.memory.read(self.sources[given.layer], seen)
             query_H1D = query_HXD[:, row : row + 1]

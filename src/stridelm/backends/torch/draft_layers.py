@@ -147,5 +147,5 @@ def _read(folder: Path, base: Checkpoint) -> tuple[DraftConfig, dict[str, torch.
 
 
 def _check(folder: Path, tensors: dict[str, torch.Tensor], network: PreTrainedModel) -> None:
-    """The tensors must be those that a network of so many layers has."""
+    """The tensors must be those that a network of this many layers has."""
     check_tensors(folder, DRAFT, tensors, {name: tuple(each.shape) for name, each in own_tensors(network).items()})

@@ -237,7 +237,7 @@ def read_together(
 
 
 def flat_places(places: torch.Tensor, width: int) -> torch.Tensor:
-    """Places in texts of so many tokens (B x ...) -> places among the real rows of all texts, flat."""
+    """Places in texts of `width` tokens (B x ...) -> places among the real rows of all texts, flat."""
     first = torch.arange(len(places), device=places.device) * width
     return (places + first.view(-1, *(1,) * (places.dim() - 1))).flatten()
 
