@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stridelm.cli import acceptance, bench, chat, export, generate, models, serve, train, tune
+from stridelm.bench import benchmark, tune
+from stridelm.chat import loop as chat
+from stridelm.cli import acceptance, generate, models, serve
 from stridelm.cli import app as cli
+from stridelm.export import run as export
 from stridelm.serve.schemas.chat import ChatRequest
 from stridelm.settings import DEFAULT_MODEL
+from stridelm.train import run as train
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,7 +34,7 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    for module in (generate, train, acceptance, tune, export, serve, chat, bench):
+    for module in (generate, train, acceptance, tune, export, serve, chat, benchmark):
         monkeypatch.setattr(module, "run", asked.append)
     monkeypatch.setattr(models, "run", lambda **options: asked.append(options))
     monkeypatch.setattr("sys.argv", shlex.split(command))

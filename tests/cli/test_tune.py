@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from command_line import Call, Run, assert_refused
+from stridelm.bench import tune as tune_command
 from stridelm.bench.page.frontier_picture import frontier
-from stridelm.cli import tune as tune_command
-from stridelm.cli.tune import MOST_PROMPTS, Sample, candidates, choose, summarize
+from stridelm.bench.tune import MOST_PROMPTS, Sample, candidates, choose, summarize
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
 from stridelm.profile import Measured, label, read_profile, write_profile

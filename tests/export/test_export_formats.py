@@ -14,7 +14,7 @@ from test_gguf_file import kinds_of, network_of, tokenizer_of
 
 from command_line import Call, assert_refused
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.cli import export as export_command
+from stridelm.export import run as export_command
 from stridelm.models.adapter import save_adapter
 from stridelm.models.ungated import merge
 from stridelm.settings import LoadSettings

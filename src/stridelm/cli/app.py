@@ -139,7 +139,7 @@ def train(
     stridelm train --mode draft --layers 2 --out runs/draft
     torchrun --nproc-per-node 8 --module stridelm train ...        # several GPUs
     """
-    from stridelm.cli import train as train_command
+    from stridelm.train import run as train_command
 
     train_command.run(train_command.Request(model, prompts, out, rollouts, resume, settings))
 
@@ -209,7 +209,7 @@ def tune(
     stridelm tune --prompts questions.jsonl --out tuned
     stridelm generate --profile tuned/profile.json "Why is the sky blue?"
     """
-    from stridelm.cli import tune as tune_command
+    from stridelm.bench import tune as tune_command
 
     tune_command.run(
         tune_command.Request(prompts, out, model, adapter, draft_model, heads, max_tokens, rounds, agreement, load)

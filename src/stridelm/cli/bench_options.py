@@ -75,7 +75,7 @@ def bench(
     stridelm bench --compare before/bench.json after/bench.json
     stridelm bench --frontier --model runs/sft --gated runs/gated --full runs/full
     """
-    from stridelm.cli import bench as bench_command
+    from stridelm.bench import benchmark as bench_command
 
     if compare is not None:
         bench_command.show_comparison(*compare)

@@ -54,7 +54,7 @@ def chat(
     stridelm chat --url http://127.0.0.1:8000/v1 --system "Answer in one sentence."
     printf '%s\\n' "Why is the sky blue?" "And at night?" | stridelm chat > answers.txt
     """
-    from stridelm.cli import chat as chat_command
+    from stridelm.chat import loop as chat_command
 
     if url is not None:
         for name in given(context, _LOCAL):

@@ -86,7 +86,7 @@ def export(
     stridelm export --model smollm2 --part draft --to gguf draft.gguf
     stridelm export --model smollm2 --to peft smollm2-lora
     """
-    from stridelm.cli import export as export_command
+    from stridelm.export import run as export_command
 
     export_command.run(
         export_command.Request(
