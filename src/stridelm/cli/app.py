@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 import stridelm
-from stridelm.cli.bench_options import bench
-from stridelm.cli.chat_options import chat
+from stridelm.cli.bench import bench
+from stridelm.cli.chat import chat
 from stridelm.cli.endings import complaint, drop_output, without_debug
-from stridelm.cli.export_options import export
+from stridelm.cli.export import export
 from stridelm.cli.options import PROMPTS_HELP, Adapter, DraftModel, HeadsFolder, Model, as_option, given, with_settings
 from stridelm.params import InputError, SamplingParams
 from stridelm.serve.settings import ServeSettings
