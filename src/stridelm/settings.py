@@ -52,6 +52,22 @@ class LoadSettings:
             raise InputError(f"cache_tokens must be between 16 and {LARGEST_CACHE}, not {self.cache_tokens}")
 
 
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model is loaded, what is loaded beside it, and where they run."""
+
+    model: str = DEFAULT_MODEL
+    """smollm2 (built in), a Hugging Face folder or id, or a .gguf file."""
+    adapter: str | None = None
+    """A folder that `stridelm train` made; 'none' leaves out the built-in model's own."""
+    draft_model: str | None = None
+    """The model that the decoder draft asks: a smaller one, a folder that `stridelm train --mode draft` made, or that
+    of Gemma 4's assistant; smollm2 has its own."""
+    heads: str | None = None
+    """A folder that `stridelm train --mode heads` made for the model."""
+    settings: LoadSettings = LoadSettings()
+
+
 AUTO = "auto"
 PLAIN = "autoregressive"
 DECODERS = {

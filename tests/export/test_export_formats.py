@@ -27,7 +27,7 @@ COMMANDS = re.findall(r"^    stridelm (export .*)$", PAGE, re.MULTILINE)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_are_understood(command: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for llama.cpp are run by test_llama_cpp.py."""
-    asked: list[export_command.Request] = []
+    asked: list[export_command.ExportOptions] = []
     monkeypatch.setattr(export_command, "run", asked.append)
     run = call(*shlex.split(command))
     assert (run.status, run.err) == (0, "")

@@ -20,7 +20,7 @@ from stridelm.bench.suites.long_prompts import LONG_SIZES, long_questions
 from stridelm.bench.suites.table import SUITES, own_questions, questions
 from stridelm.bench.table import table
 from stridelm.params import InputError
-from stridelm.settings import DECODERS, PLAIN, DecodeSettings, LoadSettings
+from stridelm.settings import DECODERS, PLAIN, DecodeSettings, ModelChoice
 
 if TYPE_CHECKING:
     from stridelm.api import LanguageModel
@@ -38,14 +38,11 @@ _OWN_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchOptions:
     """What the command line asked for."""
 
     out: Path
-    model: str
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
+    choice: ModelChoice
     suites: tuple[str, ...]
     """All of them if empty and there are no prompts."""
     prompts: Path | None
@@ -55,40 +52,33 @@ class Request:
     limit: int | None
     max_tokens: int | None
     quick: bool
-    load: LoadSettings
 
 
-def run(request: Request) -> None:
-    request = _settled(request)
-    assert request.rounds is not None
-    asked = _fixed_questions(request)
-    import stridelm
+def run(options: BenchOptions) -> None:
+    options = _settled(options)
+    assert options.rounds is not None
+    asked = _fixed_questions(options)
+    from stridelm.api import LanguageModel
 
     console = Console(highlight=False)
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
-    tasks: list[Task] = [AgentTask()] if "agent" in request.suites else []
-    if "long" in request.suites:
-        asked += _long_questions(model, request)
+    model = LanguageModel.load(options.choice)
+    tasks: list[Task] = [AgentTask()] if "agent" in options.suites else []
+    if "long" in options.suites:
+        asked += _long_questions(model, options)
     from stridelm.bench.subjects.ours import check_questions
 
     check_questions(model, asked)
-    subjects = _subjects(model, request)
+    subjects = _subjects(model, options)
     settings = {
-        "model": request.model,
-        "quick": request.quick,
-        "max_tokens": request.max_tokens,
-        "questions_per_suite": request.limit,
-        "threads": request.load.threads,
+        "model": options.choice.model,
+        "quick": options.quick,
+        "max_tokens": options.max_tokens,
+        "questions_per_suite": options.limit,
+        "threads": options.choice.settings.threads,
     }
-    described = circumstances(model.target.device, request.load.threads) | {"model": request.model}
+    described = circumstances(model.target.device, options.choice.settings.threads) | {"model": options.choice.model}
     report = ask_all(
-        subjects, asked, tasks, judge=_judge(model), rounds=request.rounds, settings=settings,
+        subjects, asked, tasks, judge=_judge(model), rounds=options.rounds, settings=settings,
         circumstances=described, shown=lambda report: table(measure(report)),
     )  # fmt: skip
     figures = measure(report)
@@ -96,7 +86,7 @@ def run(request: Request) -> None:
     console.print(table(figures))
     for name, reason in report.absent.items():
         console.print(f"{name} took no part: {reason}", style="yellow", markup=False)
-    for file in write(report, figures, request.out):
+    for file in write(report, figures, options.out):
         console.print(f"wrote {file}", markup=False)
 
 
@@ -112,9 +102,7 @@ def show_comparison(before: Path, after: Path) -> None:
     Console(highlight=False).print(compare(first, second, measure(first), measure(second)))
 
 
-def measure_frontier(
-    out: Path, model: str, gated: Path | None, full: Path | None, count: int, load: LoadSettings
-) -> None:
+def measure_frontier(out: Path, choice: ModelChoice, gated: Path | None, full: Path | None, count: int) -> None:
     """Accuracy against tokens per forward, into the report that lies in the folder, or a new one."""
     if gated is None and full is None:
         raise InputError(
@@ -125,18 +113,20 @@ def measure_frontier(
         raise InputError(f"--problems must be 1 or more, not {count}")
     file = out / FILE
     known = read_report(file) if file.exists() else None
-    import stridelm
+    from stridelm.api import LanguageModel
     from stridelm.bench.frontier import frontier
     from stridelm.bench.suites.task import problems
 
     console = Console(highlight=False)
     conversions = {}
     if gated is not None:
-        conversions["gated"] = stridelm.load(model, adapter=str(gated), settings=load)
+        conversions["gated"] = LanguageModel.load(replace(choice, adapter=str(gated), draft_model=None, heads=None))
     if full is not None:
-        conversions["full"] = stridelm.load(str(full), settings=load)
-    described = circumstances(next(iter(conversions.values())).target.device, load.threads) | {"model": model}
-    report = known or Report({"model": model}, described, PLAIN, {})
+        conversions["full"] = LanguageModel.load(ModelChoice(str(full), settings=choice.settings))
+    described = circumstances(next(iter(conversions.values())).target.device, choice.settings.threads) | {
+        "model": choice.model
+    }
+    report = known or Report({"model": choice.model}, described, PLAIN, {})
     report.extra["frontier"] = frontier(
         conversions,
         problems(_SEED, count, "test"),
@@ -150,74 +140,80 @@ def measure_frontier(
         console.print(f"wrote {written}", markup=False)
 
 
-def _settled(request: Request) -> Request:
+def _settled(options: BenchOptions) -> BenchOptions:
     """With all defaults in their place; refuses what does not go together before anything is loaded."""
-    if unknown := [name for name in request.suites if name not in SUITES]:
+    if unknown := [name for name in options.suites if name not in SUITES]:
         raise InputError(f"--suite: there is no {unknown[0]!r}: choose among {', '.join(SUITES)}")
     known = {*DECODERS, *PEERS}
-    if unknown := [name for name in request.subjects if name not in known]:
+    if unknown := [name for name in options.subjects if name not in known]:
         raise InputError(
             f"--subject: there is no {unknown[0]!r}: choose among {', '.join(DECODERS)}, {', '.join(PEERS)}; a server "
             "is named by its --url"
         )
     for name in ("rounds", "limit", "max_tokens"):
-        value = getattr(request, name)
+        value = getattr(options, name)
         if value is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
-    if request.out.exists() and not request.out.is_dir():
-        raise InputError(f"--out {request.out} is a file: name a folder")
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError(f"--out {options.out} is a file: name a folder")
     return replace(
-        request,
-        suites=request.suites or (() if request.prompts else tuple(SUITES)),
-        subjects=request.subjects or (_QUICK_SUBJECTS if request.quick else _default_subjects(request)),
-        rounds=request.rounds or (_QUICK_ROUNDS if request.quick else _ROUNDS),
-        limit=request.limit or (_QUICK_QUESTIONS if request.quick else None),
-        max_tokens=request.max_tokens or (_QUICK_TOKENS if request.quick else None),
+        options,
+        suites=options.suites or (() if options.prompts else tuple(SUITES)),
+        subjects=options.subjects or (_QUICK_SUBJECTS if options.quick else _default_subjects(options)),
+        rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
+        limit=options.limit or (_QUICK_QUESTIONS if options.quick else None),
+        max_tokens=options.max_tokens or (_QUICK_TOKENS if options.quick else None),
     )
 
 
-def _default_subjects(request: Request) -> tuple[str, ...]:
+def _default_subjects(options: BenchOptions) -> tuple[str, ...]:
     from stridelm.models.preview import may_have_masks, own_draft
 
-    masks = ("self",) if may_have_masks(request.model, request.adapter) else ()
-    has_draft = request.draft_model is not None or own_draft(request.model) is not None
+    masks = ("self",) if may_have_masks(options.choice.model, options.choice.adapter) else ()
+    has_draft = options.choice.draft_model is not None or own_draft(options.choice.model) is not None
     draft = ("draft",) if has_draft else ()
     peers = [name for name in PEERS if has_draft or name != "transformers-draft"]
     return (PLAIN, "auto", *masks, *draft, "ngram", *peers)
 
 
-def _fixed_questions(request: Request) -> list[Question]:
+def _fixed_questions(options: BenchOptions) -> list[Question]:
     found = [
-        question for name in request.suites if SUITES[name].is_fixed for question in questions(name, request.limit)
+        question for name in options.suites if SUITES[name].is_fixed for question in questions(name, options.limit)
     ]
-    if request.prompts is not None:
-        found += own_questions(request.prompts, request.max_tokens or _OWN_TOKENS)[: request.limit]
-    return [_cut(question, request.max_tokens) for question in found]
+    if options.prompts is not None:
+        found += own_questions(options.prompts, options.max_tokens or _OWN_TOKENS)[: options.limit]
+    return [_cut(question, options.max_tokens) for question in found]
 
 
 def _cut(question: Question, most: int | None) -> Question:
     return question if most is None else replace(question, max_tokens=min(most, question.max_tokens))
 
 
-def _long_questions(model: "LanguageModel", request: Request) -> list[Question]:
-    sizes = [size for size in LONG_SIZES if size + 256 <= model.engine.forward.longest][: 1 if request.quick else None]
-    return [_cut(each, request.max_tokens) for each in long_questions(model.target.tokenizer.encode, sizes)]
+def _long_questions(model: "LanguageModel", options: BenchOptions) -> list[Question]:
+    sizes = [size for size in LONG_SIZES if size + 256 <= model.engine.forward.longest][: 1 if options.quick else None]
+    return [_cut(each, options.max_tokens) for each in long_questions(model.target.tokenizer.encode, sizes)]
 
 
-def _subjects(model: "LanguageModel", request: Request) -> list[Subject]:
+def _subjects(model: "LanguageModel", options: BenchOptions) -> list[Subject]:
     from stridelm.bench.subjects.ours import ours
 
-    decoders = [DecodeSettings(name) for name in request.subjects if name in DECODERS]
+    decoders = [DecodeSettings(name) for name in options.subjects if name in DECODERS]
     found: list[Subject] = [*ours(model, decoders)]
-    if any(name in PEERS for name in request.subjects):
+    if any(name in PEERS for name in options.subjects):
         from stridelm.bench.subjects.hugging_face import hugging_face
 
-        peers = dict(zip(PEERS, hugging_face(request.model, request.load, request.draft_model), strict=True))
-        found += [peers[name] for name in request.subjects if name in PEERS]
-    if request.urls:
+        peers = dict(
+            zip(
+                PEERS,
+                hugging_face(options.choice.model, options.choice.settings, options.choice.draft_model),
+                strict=True,
+            )
+        )
+        found += [peers[name] for name in options.subjects if name in PEERS]
+    if options.urls:
         from stridelm.bench.subjects.server import Server
 
-        found += [Server(url) for url in request.urls]
+        found += [Server(url) for url in options.urls]
     return found
 
 

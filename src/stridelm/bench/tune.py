@@ -15,36 +15,31 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-import stridelm
 from stridelm.api import LanguageModel
 from stridelm.backends.common.processor import processor_entry
 from stridelm.bench.page.frontier_picture import draw
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import FILE, Measured, label, write_profile
 from stridelm.prompts import PromptLine, read_prompts
-from stridelm.settings import DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
+from stridelm.settings import PLAIN, DecodeSettings, ModelChoice
 from stridelm.stats import path_in_words
 from stridelm.train.record import circumstances
 from stridelm.types import Result
 
-MOST_PROMPTS = 16
+MAX_PROMPTS = 16
 PICTURE = "frontier.png"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TuneOptions:
     """What the command line asked for."""
 
+    choice: ModelChoice
     prompts: Path
     out: Path
-    model: str
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
     max_tokens: int
     rounds: int
     agreement: float
-    load: LoadSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,61 +58,54 @@ class Sample:
     backend: str
 
 
-def run(request: Request) -> None:
-    lines = _checked(request)
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
-    if len(lines) > MOST_PROMPTS:
-        print(f"{request.prompts}: the first {MOST_PROMPTS} of {len(lines)} prompts are used", file=sys.stderr)
-        lines = lines[:MOST_PROMPTS]
-    params = SamplingParams(max_tokens=request.max_tokens)
+def run(options: TuneOptions) -> None:
+    lines = _checked(options)
+    model = LanguageModel.load(options.choice)
+    if len(lines) > MAX_PROMPTS:
+        print(f"{options.prompts}: the first {MAX_PROMPTS} of {len(lines)} prompts are used", file=sys.stderr)
+        lines = lines[:MAX_PROMPTS]
+    params = SamplingParams(max_tokens=options.max_tokens)
     _check_prompts(model, lines, params)
     settings = candidates(
         has_draft=model.parts.has_given_draft,
         mask_k=0 if model.gate is None else model.gate.k,
         heads_k=0 if model.heads is None else model.heads.k,
     )
-    measured = measure(model, [line.prompt for line in lines], settings, params, request.rounds)
-    chosen = choose(measured, request.agreement)
-    request.out.mkdir(parents=True, exist_ok=True)
-    title = f"{Path(request.model).name}, {request.prompts.name}"
-    drawn = draw(request.out / PICTURE, measured, chosen, title)
-    file = request.out / FILE
-    record = _record(request, model, len(lines))
+    measured = measure(model, [line.prompt for line in lines], settings, params, options.rounds)
+    chosen = choose(measured, options.agreement)
+    options.out.mkdir(parents=True, exist_ok=True)
+    title = f"{Path(options.choice.model).name}, {options.prompts.name}"
+    drawn = draw(options.out / PICTURE, measured, chosen, title)
+    file = options.out / FILE
+    record = _record(options, model, len(lines))
     write_profile(file, chosen.settings, model.target.fingerprint, measured, record)
     print("\n".join(table(measured, chosen)))
     if not drawn:
         print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    model_name = None if request.model == DEFAULT_MODEL else request.model
+    choice, default = options.choice, ModelChoice()
     given = {
-        "--model": model_name,
-        "--adapter": request.adapter,
-        "--draft-model": request.draft_model,
-        "--heads": request.heads,
+        name: getattr(choice, name)
+        for name in ("model", "adapter", "draft_model", "heads")
+        if getattr(choice, name) != getattr(default, name)
     }
-    needed = [part for name, value in given.items() if value is not None for part in (name, value)]
+    needed = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
     print(f'\nuse it: {shlex.join(["stridelm", "generate", *needed, "--profile", str(file)])} "..."')
 
 
-def _checked(request: Request) -> list[PromptLine]:
+def _checked(options: TuneOptions) -> list[PromptLine]:
     """The prompts. What can be refused without a model is refused here."""
-    if not 2 <= request.max_tokens <= 2**20:
-        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
-    if not 1 <= request.rounds <= 1000:
-        raise InputError(f"--rounds must be between 1 and 1000, not {request.rounds}")
-    if not 0 <= request.agreement <= 1:
-        raise InputError(f"--agreement must be between 0 (any text) and 1 (the same text), not {request.agreement}")
-    place = next(each for each in (request.out, *request.out.absolute().parents) if each.exists())
+    if not 2 <= options.max_tokens <= 2**20:
+        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {options.max_tokens}")
+    if not 1 <= options.rounds <= 1000:
+        raise InputError(f"--rounds must be between 1 and 1000, not {options.rounds}")
+    if not 0 <= options.agreement <= 1:
+        raise InputError(f"--agreement must be between 0 (any text) and 1 (the same text), not {options.agreement}")
+    place = next(each for each in (options.out, *options.out.absolute().parents) if each.exists())
     if not place.is_dir():
-        raise InputError(f"{place}: is a file, so there can be no folder {request.out}: name another one")
+        raise InputError(f"{place}: is a file, so there can be no folder {options.out}: name another one")
     if not os.access(place, os.W_OK):
         raise InputError(f"{place}: may not be written to: name another folder")
-    return read_prompts(request.prompts)
+    return read_prompts(options.prompts)
 
 
 def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: SamplingParams) -> None:
@@ -239,17 +227,17 @@ def table(measured: list[Measured], chosen: Measured) -> list[str]:
     return [*lines, f"* chosen: {label(chosen.settings)}"]
 
 
-def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, Any]:
+def _record(options: TuneOptions, model: LanguageModel, prompts: int) -> dict[str, Any]:
     """What the profile tells besides its settings."""
     made = circumstances(model.target.device)
     command, machine = made.pop("command"), made.pop("machine")
     machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}
     return {
-        "model": request.model,
-        "agreement": request.agreement,
+        "model": options.choice.model,
+        "agreement": options.agreement,
         "prompts": prompts,
-        "max_tokens": request.max_tokens,
-        "rounds": request.rounds,
+        "max_tokens": options.max_tokens,
+        "rounds": options.rounds,
         "machine": machine | made | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
         "command": command,
     }

@@ -1,62 +1,15 @@
-"""`stridelm chat`: a conversation in the terminal, or line by line through a pipe."""
+"""A conversation in the terminal, or line by line through a pipe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stridelm.chat.conversation import Conversation, Turn
-from stridelm.chat.openai_stream import Endpoint
-from stridelm.chat.remote import RemoteSpeaker
 from stridelm.chat.screen import Screen, stride_bars, summary
 from stridelm.chat.speaker import Report, Speaker, total
-from stridelm.params import InputError, SamplingParams
-from stridelm.settings import DECODERS, DEFAULT_MODEL, DecodeSettings, LoadSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asked for."""
-
-    model: str | None
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
-    url: str | None
-    """Of a server; it takes the place of a model that is loaded here."""
-    api_key: str | None
-    system: str | None
-    decode: DecodeSettings
-    given: Mapping[str, Any]
-    """Those of the decoding settings that were given: other servers know none of them."""
-    sampling: SamplingParams
-    load: LoadSettings
-
-
-def run(request: Request) -> None:
-    screen = Screen()
-    chat = Chat(_speaker(request), screen, Conversation(request.system))
-    if screen.is_interactive:
-        screen.tell(f"Talking with {chat.speaker.description}. /help lists the commands, Ctrl-D leaves.")
-    chat.run()
-
-
-def _speaker(request: Request) -> Speaker:
-    if request.url is not None:
-        return RemoteSpeaker(Endpoint(request.url, request.api_key), request.model, request.sampling, request.given)
-    # Whoever talks to a server does not wait for torch.
-    import stridelm
-    from stridelm.chat.local import LocalSpeaker
-
-    model = stridelm.load(
-        request.model or DEFAULT_MODEL,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
-    return LocalSpeaker(model, request.sampling, request.decode)
+from stridelm.params import InputError
+from stridelm.settings import DECODERS
 
 
 class _Leave(Exception):

@@ -1,14 +1,15 @@
-"""The command line of `stridelm bench`."""
+"""`stridelm bench`: its options; `bench/benchmark.py` does the work."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stridelm.cli.options import PROMPTS_HELP, Adapter, HeadsFolder, Model
-from stridelm.settings import DEFAULT_MODEL, LoadSettings
+from stridelm.cli.options import PROMPTS_HELP, with_settings
+from stridelm.settings import ModelChoice
 
 
+@with_settings
 def bench(
     out: Annotated[
         Path, typer.Option("--out", help="The folder for bench.json, index.html and the plots as PNG.")
@@ -60,11 +61,7 @@ def bench(
     ] = None,
     full: Annotated[Path | None, typer.Option("--full", help="With --frontier: a full conversion.")] = None,
     problems: Annotated[int, typer.Option("--problems", help="With --frontier: so many of the task.")] = 200,
-    model: Model = DEFAULT_MODEL,
-    adapter: Adapter = None,
-    draft_model: Annotated[str | None, typer.Option("--draft-model", help="A second model that may propose.")] = None,
-    heads: HeadsFolder = None,
-    load: LoadSettings = LoadSettings(),  # noqa: B008 (frozen)
+    choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
 ) -> None:
     """What will it do for me? Our decoders, transformers and servers on the same questions, in turn, with a report.
 
@@ -75,20 +72,17 @@ def bench(
     stridelm bench --compare before/bench.json after/bench.json
     stridelm bench --frontier --model runs/sft --gated runs/gated --full runs/full
     """
-    from stridelm.bench import benchmark as bench_command
+    from stridelm.bench import benchmark
 
     if compare is not None:
-        bench_command.show_comparison(*compare)
+        benchmark.show_comparison(*compare)
     elif frontier:
-        bench_command.measure_frontier(out, model, gated, full, problems, load)
+        benchmark.measure_frontier(out, choice, gated, full, problems)
     else:
-        bench_command.run(
-            bench_command.Request(
+        benchmark.run(
+            benchmark.BenchOptions(
                 out=out,
-                model=model,
-                adapter=adapter,
-                draft_model=draft_model,
-                heads=heads,
+                choice=choice,
                 suites=tuple(suite or ()),
                 prompts=prompts,
                 subjects=tuple(subject or ()),
@@ -97,6 +91,5 @@ def bench(
                 limit=limit,
                 max_tokens=max_tokens,
                 quick=quick,
-                load=load,
             )
         )

@@ -1,4 +1,4 @@
-"""The options of `stridelm export`."""
+"""`stridelm export`: its options; `export/run.py` does the work."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stridelm.cli.options import Model
-from stridelm.settings import DEFAULT_MODEL
+from stridelm.settings import DEFAULT_MODEL, ModelChoice
 
 
 class ExportFormat(StrEnum):
@@ -61,7 +61,7 @@ def export(
         ),
     ] = None,
     draft_model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--draft-model",
             help="With --part draft: a folder that `stridelm train --mode draft` made for the model; default: the "
@@ -86,10 +86,7 @@ def export(
     stridelm export --model smollm2 --part draft --to gguf draft.gguf
     stridelm export --model smollm2 --to peft smollm2-lora
     """
-    from stridelm.export import run as export_command
+    from stridelm.export import run as exporting
 
-    export_command.run(
-        export_command.Request(
-            path, to.value, part.value, model, adapter, draft_model, storage.value if storage else None
-        )
-    )
+    choice = ModelChoice(model, adapter, draft_model)
+    exporting.run(exporting.ExportOptions(path, to.value, part.value, choice, storage.value if storage else None))

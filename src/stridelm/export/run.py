@@ -27,68 +27,67 @@ from stridelm.models.mask_token import own_masks
 from stridelm.models.preview import adapter_folder, own_draft
 from stridelm.models.ungated import merge
 from stridelm.params import InputError
+from stridelm.settings import ModelChoice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExportOptions:
     """What the command line asked for."""
 
     out: Path
     to: str
     part: str
-    model: str
-    adapter: str | None
-    draft_model: Path | None
+    choice: ModelChoice
     storage: Storage | None = None
 
 
-def run(request: Request) -> None:
-    if request.out.exists():
-        raise InputError(f"{request.out}: exists already: name another")
-    if request.part == "draft" and request.adapter is not None:
+def run(options: ExportOptions) -> None:
+    if options.out.exists():
+        raise InputError(f"{options.out}: exists already: name another")
+    if options.part == "draft" and options.choice.adapter is not None:
         raise InputError("--adapter is the model's conversion and does not go with --part draft: leave one of them out")
-    if request.part == "model" and request.draft_model is not None:
+    if options.part == "model" and options.choice.draft_model is not None:
         raise InputError("--draft-model is exported by --part draft: add that, or leave --draft-model out")
-    if request.to != "gguf" and request.storage is not None:
+    if options.to != "gguf" and options.storage is not None:
         raise InputError("--storage is for GGUF files: add --to gguf, or leave --storage out")
-    match request.to, request.part:
+    match options.to, options.part:
         case "hf", "model":
-            _model_for_transformers(request)
+            _model_for_transformers(options)
         case "hf", "draft":
-            _draft_for_transformers(request)
+            _draft_for_transformers(options)
         case "vllm", "model":
-            _model_for_vllm(request)
+            _model_for_vllm(options)
         case "gguf", "model":
-            _model_for_llama_cpp(request)
+            _model_for_llama_cpp(options)
         case "gguf", "draft":
-            _draft_for_llama_cpp(request)
+            _draft_for_llama_cpp(options)
         case "peft", "model":
-            _lora_for_sglang(request)
+            _lora_for_sglang(options)
         case _:
             raise InputError(
-                f"--to {request.to} does not go with --part {request.part}: the draft model is exported --to hf or gguf"
+                f"--to {options.to} does not go with --part {options.part}: the draft model is exported --to hf or gguf"
             )
 
 
-def _model_for_transformers(request: Request) -> None:
-    out, base = request.out, load_base(request.model)
-    what, write = _conversion(request, base)
+def _model_for_transformers(options: ExportOptions) -> None:
+    out, base = options.out, load_base(options.choice.model)
+    what, write = _conversion(options, base)
     with made_whole(out) as folder:
         dtype = write(folder)
     print(
-        f"{out}: {request.model} {what}, {_size(out, dtype)}\n"
+        f"{out}: {options.choice.model} {what}, {_size(out, dtype)}\n"
         "With transformers, which decodes several tokens per step:\n"
         f"    model = AutoModelForCausalLM.from_pretrained({str(out)!r}, dtype='float32')\n"
         f"    model.generate(**inputs, custom_generate={str(out)!r}, trust_remote_code=True)"
     )
 
 
-def _conversion(request: Request, base: Checkpoint) -> tuple[str, Callable[[Path], torch.dtype]]:
+def _conversion(options: ExportOptions, base: Checkpoint) -> tuple[str, Callable[[Path], torch.dtype]]:
     """What makes a model's drafts, in words, and what writes the model with it into a folder."""
-    adapter = _adapter_of(request, base)
+    adapter = _adapter_of(options, base)
     if adapter is None:
         return "with the masks that it names", lambda folder: _with_script(folder, write_plain(base, folder))
     if adapter.is_gated:
@@ -96,15 +95,15 @@ def _conversion(request: Request, base: Checkpoint) -> tuple[str, Callable[[Path
     return "merged with its adapter", lambda folder: _with_script(folder, write_merged(base, adapter, folder))
 
 
-def _adapter_of(request: Request, base: Checkpoint) -> Adapter | None:
+def _adapter_of(options: ExportOptions, base: Checkpoint) -> Adapter | None:
     """The conversion; None where it is in the model's own weights."""
-    adapter_at = adapter_folder(request.model, request.adapter)
+    adapter_at = adapter_folder(options.choice.model, options.choice.adapter)
     if adapter_at is not None:
         return load_adapter_of(base, adapter_at)
     if own_masks(base.name, base.network.config, base.tokenizer) is None:
         raise InputError(
-            f"{request.model} has no conversion of its own: give one with --adapter, or make one with "
-            f"`stridelm train --model {request.model}`. As it is, other engines read it without an export"
+            f"{options.choice.model} has no conversion of its own: give one with --adapter, or make one with "
+            f"`stridelm train --model {options.choice.model}`. As it is, other engines read it without an export"
         )
     return None
 
@@ -114,9 +113,9 @@ def _with_script(folder: Path, dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def _model_for_vllm(request: Request) -> None:
-    out, base = request.out, load_base(request.model)
-    adapter = _adapter_of(request, base)
+def _model_for_vllm(options: ExportOptions) -> None:
+    out, base = options.out, load_base(options.choice.model)
+    adapter = _adapter_of(options, base)
     with made_whole(out) as folder:
         if adapter is None:
             masks = own_masks(base.name, base.network.config, base.tokenizer)
@@ -126,17 +125,18 @@ def _model_for_vllm(request: Request) -> None:
             written = (write_gated if adapter.is_gated else write_ungated)(base, adapter, folder)
     needs = "with StrideLM installed beside it, for its plugin" if written.needs_plugin else "as it comes"
     print(
-        f"{out}: {request.model}, {_size(out)}\n"
+        f"{out}: {options.choice.model}, {_size(out)}\n"
         f"With vLLM, {needs} (docs/engines.md):\n"
         f"    {written.command(out.absolute())}"
     )
 
 
-def _draft_folder(request: Request) -> Path:
-    draft_folder = request.draft_model or own_draft(request.model)
+def _draft_folder(options: ExportOptions) -> Path:
+    given = options.choice.draft_model
+    draft_folder = own_draft(options.choice.model) if given is None else Path(given)
     if draft_folder is None:
         raise InputError(
-            f"{request.model} has no draft model of its own: give one with --draft-model, or make one with "
+            f"{options.choice.model} has no draft model of its own: give one with --draft-model, or make one with "
             "`stridelm train --mode draft`"
         )
     if not is_draft(draft_folder):
@@ -147,9 +147,9 @@ def _draft_folder(request: Request) -> Path:
     return draft_folder
 
 
-def _draft_for_transformers(request: Request) -> None:
-    out, draft_folder = request.out, _draft_folder(request)
-    base = load_base(request.model)
+def _draft_for_transformers(options: ExportOptions) -> None:
+    out, draft_folder = options.out, _draft_folder(options)
+    base = load_base(options.choice.model)
     network = load_layers(draft_folder, base)
     with made_whole(out) as folder:
         dtype = write_draft(base, network, folder)
@@ -161,31 +161,30 @@ def _draft_for_transformers(request: Request) -> None:
     )
 
 
-def _model_for_llama_cpp(request: Request) -> None:
+def _model_for_llama_cpp(options: ExportOptions) -> None:
     """The model that the conversion verifies by: itself, or, of an adapter without a gate, the two merged."""
-    base, what = load_base(request.model), ""
-    adapter_at = None if request.adapter is None else adapter_folder(request.model, request.adapter)
+    choice = options.choice
+    base, what = load_base(choice.model), ""
+    adapter_at = None if choice.adapter is None else adapter_folder(choice.model, choice.adapter)
     if adapter_at is not None:
         adapter = load_adapter_of(base, adapter_at)
         if adapter.is_gated:
             raise InputError(
-                f"{request.adapter} is a gated adapter: it speaks for mask rows only, which llama.cpp does not have. "
+                f"{choice.adapter} is a gated adapter: it speaks for mask rows only, which llama.cpp does not have. "
                 "Leave --adapter out to export the model itself, and export a draft model with --part draft"
             )
         merge(base.network, adapter)
-        what = f" merged with {request.adapter}"
-    _write_gguf(request, base, base.network)
-    out = request.out
-    print(
-        f"{out}: {request.model}{what}, {_size(out)}\nWith llama.cpp, one token at a time:\n    llama-server -m {out}"
-    )
+        what = f" merged with {choice.adapter}"
+    _write_gguf(options, base, base.network)
+    out = options.out
+    print(f"{out}: {choice.model}{what}, {_size(out)}\nWith llama.cpp, one token at a time:\n    llama-server -m {out}")
 
 
-def _draft_for_llama_cpp(request: Request) -> None:
-    out, draft_folder = request.out, _draft_folder(request)
-    base = load_base(request.model)
+def _draft_for_llama_cpp(options: ExportOptions) -> None:
+    out, draft_folder = options.out, _draft_folder(options)
+    base = load_base(options.choice.model)
     network = load_layers(draft_folder, base)
-    _write_gguf(request, base, network)
+    _write_gguf(options, base, network)
     print(
         f"{out}: {_layers(network, base)}, {_size(out)}\n"
         "With llama.cpp, which checks every draft:\n"
@@ -193,17 +192,18 @@ def _draft_for_llama_cpp(request: Request) -> None:
     )
 
 
-def _lora_for_sglang(request: Request) -> None:
-    out, adapter_at = request.out, adapter_folder(request.model, request.adapter)
+def _lora_for_sglang(options: ExportOptions) -> None:
+    out, choice = options.out, options.choice
+    adapter_at = adapter_folder(choice.model, choice.adapter)
     if adapter_at is None:
         raise InputError(
-            f"{request.model} has no adapter of its own: give one with --adapter, or make one with `stridelm train "
-            f"--model {request.model}`"
+            f"{choice.model} has no adapter of its own: give one with --adapter, or make one with `stridelm train "
+            f"--model {choice.model}`"
         )
-    base = load_base(request.model)
+    base = load_base(choice.model)
     adapter = load_adapter_of(base, adapter_at)
     with made_whole(out) as folder:
-        write_peft(adapter, request.model, folder)
+        write_peft(adapter, choice.model, folder)
     print(
         f"{out}: the low-rank parts of {adapter_at}, {_size(out)}. For drafts only: as an ordinary LoRA it would "
         "change what the model says\n"
@@ -213,9 +213,9 @@ def _lora_for_sglang(request: Request) -> None:
     )
 
 
-def _write_gguf(request: Request, base: Checkpoint, network: "PreTrainedModel") -> None:
-    name = f"{request.model} {request.part}"
-    write_gguf(request.out, network, base.tokenizer, base.eos_ids, name=name, storage=request.storage or "exact")
+def _write_gguf(options: ExportOptions, base: Checkpoint, network: "PreTrainedModel") -> None:
+    name = f"{options.choice.model} {options.part}"
+    write_gguf(options.out, network, base.tokenizer, base.eos_ids, name=name, storage=options.storage or "exact")
 
 
 def _layers(draft: "PreTrainedModel", base: Checkpoint) -> str:

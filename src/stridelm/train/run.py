@@ -31,7 +31,7 @@ _FREE_BYTES = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrainOptions:
     """What the command line asked for."""
 
     model: str
@@ -42,26 +42,26 @@ class Request:
     settings: TrainSettings
 
 
-def run(request: Request) -> None:
-    with joined(request.settings.device) as team:
-        _run(request, team)
+def run(options: TrainOptions) -> None:
+    with joined(options.settings.device) as team:
+        _run(options, team)
 
 
-def _run(request: Request, team: Team) -> None:
-    settings, out = request.settings, request.out
+def _run(options: TrainOptions, team: Team) -> None:
+    settings, out = options.settings, options.out
     team.check(settings.texts)
-    lines = read_prompts(request.prompts) if request.prompts else []
-    rollouts_folder = request.rollouts or out / "rollouts"
+    lines = read_prompts(options.prompts) if options.prompts else []
+    rollouts_folder = options.rollouts or out / "rollouts"
     if team.is_first:
-        _check_out(out, WAYS[settings.mode].result, resume=request.resume)
+        _check_out(out, WAYS[settings.mode].result, resume=options.resume)
         _check_place(rollouts_folder)
-    checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
+    checkpoint = load_checkpoint(options.model, _load_settings(settings), trainable=True)
     check_fits(checkpoint, settings, team)
     made = (_starting(out), out, rollouts_folder) if team.is_first else ()
     with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
         store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
         with team.first_before_others():
-            record = _opened(request, checkpoint, store, team) if team.is_first else {}
+            record = _opened(options, checkpoint, store, team) if team.is_first else {}
             rollouts = store.make()
         with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
 
@@ -78,8 +78,8 @@ def _run(request: Request, team: Team) -> None:
     if not team.is_first:
         trainer.conversion.save(None)
         return
-    options = WAYS[settings.mode].usage(request.model, str(out))
-    write_card(out, record, trainer.conversion.card, options, evaluation)
+    usage = WAYS[settings.mode].usage(options.model, str(out))
+    write_card(out, record, trainer.conversion.card, usage, evaluation)
     drawn = draw_report(out)
     # With these two a run is finished: killed before, it is resumed and comes here again.
     trainer.conversion.save(out)
@@ -87,7 +87,7 @@ def _run(request: Request, team: Team) -> None:
     print(f"{out}: {evaluation.sentence}")
     if not drawn:
         print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    print(f'try it: stridelm generate {shlex.join(options)} "..."')
+    print(f'try it: stridelm generate {shlex.join(usage)} "..."')
 
 
 def _coverage(counts: dict[str, int], length: int) -> str:
@@ -145,29 +145,29 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
         )
 
 
-def _opened(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
+def _opened(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
     """Make the run's folder, once everything that can be refused was; returns what train.json says."""
-    _check_room(request.out, checkpoint, request.settings)
-    record = _record(request, checkpoint, store, team)
+    _check_room(options.out, checkpoint, options.settings)
+    record = _record(options, checkpoint, store, team)
     store.check()
-    _open(request, record)
+    _open(options, record)
     return record
 
 
-def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
+def _record(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
     """What train.json says. Of a resumed run: what it said before, which must be what was asked for now."""
     asked = {
-        "model": request.model,
-        "prompts": str(request.prompts) if request.prompts else None,
-        "rollouts": str(request.rollouts) if request.rollouts else None,
-        "settings": asdict(request.settings),
+        "model": options.model,
+        "prompts": str(options.prompts) if options.prompts else None,
+        "rollouts": str(options.rollouts) if options.rollouts else None,
+        "settings": asdict(options.settings),
         "data": store.manifest(),
     }
     now = circumstances(checkpoint.device)
     now["machine"]["processes"] = team.size
-    if not request.resume:
+    if not options.resume:
         return asked | now
-    file = request.out / RECORD
+    file = options.out / RECORD
     before = read_json(file, "start anew with another --out")
     if apart := differences(before, asked):
         raise InputError(
@@ -176,16 +176,16 @@ def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team:
     return before | {"resumed": [*before.get("resumed", []), now]}
 
 
-def _open(request: Request, record: dict[str, Any]) -> None:
+def _open(options: TrainOptions, record: dict[str, Any]) -> None:
     """Write train.json. A new folder has it from its first moment: without it there is nothing to resume."""
-    if request.resume:
-        write_json(request.out / RECORD, record)
+    if options.resume:
+        write_json(options.out / RECORD, record)
         return
-    folder = _starting(request.out)
+    folder = _starting(options.out)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_json(folder / RECORD, record)
-    folder.rename(request.out)
+    folder.rename(options.out)
 
 
 def _starting(out: Path) -> Path:
