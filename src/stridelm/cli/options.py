@@ -1,6 +1,5 @@
 """Command-line options from settings dataclasses: a field is an option, its docstring the help, its default too."""
 
-import ast
 import dataclasses
 import inspect
 import types
@@ -10,6 +9,8 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
+
+from stridelm.settings import field_docs
 
 PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 Model = Annotated[
@@ -25,19 +26,6 @@ def given(context: typer.Context, parameters: Iterable[str]) -> list[str]:
 
 def as_option(parameter: str) -> str:
     return f"--{parameter.replace('_', '-')}"
-
-
-def field_docs(settings: type) -> dict[str, str]:
-    """The string below each field of a dataclass."""
-    (definition,) = ast.parse(inspect.getsource(settings)).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for statement, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[statement.target.id] = " ".join(text.split())
-    return docs
 
 
 def with_settings(function: Callable[..., None]) -> Callable[..., None]:

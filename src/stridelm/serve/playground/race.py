@@ -112,7 +112,7 @@ class Race:
 
 
 async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary, request: RaceRequest) -> Response:
-    if request.stride.decoder == PLAIN:
+    if request.stride.model_dump()["decoder"] == PLAIN:
         message = "the other lane takes one token at a time already: choose another decoder"
         raise ApiError(400, message, param="stride.decoder")
     prompt = await prompts.chat(request.messages, [], opens_turn=True, continues=False)
