@@ -16,8 +16,8 @@ from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.worker import EngineStopped, Worker
 from stridelm.params import InputError, SamplingParams
-from stridelm.serve import answer as open_answer
-from stridelm.serve.answer import OpenAnswer
+from stridelm.serve import stride_stream as open_answer
+from stridelm.serve.stride_stream import OpenAnswer
 from stridelm.types import Sequence, Stride
 
 BLOCKS = 40

@@ -43,7 +43,7 @@ def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = F
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"the server needs {missing[0]}: pip install 'stridelm[serve]'")
-    from stridelm.engine.lane import Lane
+    from stridelm.engine.thread import Lane
     from stridelm.serve.lifecycle import Server, bind, make_context
 
     _set_up_logging()

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.contracts import Forward
 from stridelm.decode.chain_length import ChainLength
+from stridelm.engine.device_loop import StepLoop
 from stridelm.engine.emitted import block_of, commit_of
 from stridelm.engine.placed_text import Orders, TextLoop, place_texts
 from stridelm.engine.step_kind import StepKind
-from stridelm.engine.step_loop import StepLoop
 from stridelm.engine.step_shapes import Key, StepShapes, longest
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Sequence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Continuation
 from stridelm.decode.chain_length import ChainLength
-from stridelm.engine.step_loop import StepLoop
+from stridelm.engine.device_loop import StepLoop
 from stridelm.types import Sequence
 
 

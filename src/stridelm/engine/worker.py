@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Literal, Protocol
 
 from stridelm.engine.engine import Engine
-from stridelm.engine.lane import Lane
+from stridelm.engine.thread import Lane
 from stridelm.params import InputError
 from stridelm.types import FinishReason, Sequence, Stride
 

@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from stridelm.api import LanguageModel
-from stridelm.engine.lane import Lane
+from stridelm.engine.thread import Lane
 from stridelm.engine.worker import Worker
 from stridelm.params import InputError
 from stridelm.serve.app import create_app

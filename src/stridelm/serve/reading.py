@@ -7,8 +7,8 @@ from typing import TypeVar
 from fastapi import Request
 
 from stridelm.engine.worker import Worker
-from stridelm.serve.answer import OpenAnswer
 from stridelm.serve.errors import ApiError
+from stridelm.serve.stride_stream import OpenAnswer
 from stridelm.types import Sequence, Stride
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from stridelm.contracts import Continuation, Emitted
-from stridelm.engine.step_loop import StepLoop
+from stridelm.engine.device_loop import StepLoop
 
 
 class CountingStepper:
