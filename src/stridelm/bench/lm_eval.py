@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 from tqdm import tqdm
 
 from stridelm.api import LanguageModel
-from stridelm.engine.scheduler import MOST_SEQUENCES
+from stridelm.engine.scheduler import MAX_SEQUENCES
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import NO_ADAPTER, DecodeSettings, LoadSettings, ModelChoice
 from stridelm.stats import Stats, path_in_words
@@ -67,7 +67,7 @@ class StrideLM(TemplateLM):
             ModelChoice(**{name: str(given[name]) for name in _PARTS if name in given}, settings=settings)
         )
         self.model.check(self.decode)
-        self.model.engine.scheduler.most_sequences = _most_at_once(*(given.get(name) for name in _BATCH))
+        self.model.engine.scheduler.max_sequences = _most_at_once(*(given.get(name) for name in _BATCH))
         self.tokenizer: Any = self.model.target.tokenizer
         self.stats = Stats()
         """What all answers so far cost."""
@@ -242,7 +242,7 @@ class StrideLM(TemplateLM):
 def _most_at_once(batch_size: Any, max_batch_size: Any) -> int:
     """Sequences in a step; what does not fit into the cache waits."""
     if batch_size == _AUTO_BATCH:
-        return max_batch_size or MOST_SEQUENCES
+        return max_batch_size or MAX_SEQUENCES
     most = 1 if batch_size is None else batch_size
     if isinstance(most, str) and most.isdecimal():
         most = int(most)

@@ -43,16 +43,16 @@ def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = F
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"the server needs {missing[0]}: pip install 'stridelm[serve]'")
-    from stridelm.engine.thread import Lane
+    from stridelm.engine.thread import EngineThread
     from stridelm.serve.lifecycle import Server, bind, make_context
 
     _set_up_logging()
     listener = bind(settings)  # before the model is loaded: a port that is taken is told at once
     if settings.api_key is None and not _is_loopback(settings.host):
         log.warning("everyone who reaches %s may use this server: set STRIDELM_API_KEY", settings.host)
-    lane = Lane()
-    model = lane.run(lambda: _load(choice)).result()
-    context = make_context(model, settings, _own_name(choice.model), lane)
+    thread = EngineThread()
+    model = thread.run(lambda: _load(choice)).result()
+    context = make_context(model, settings, _own_name(choice.model), thread)
 
     def announce(address: str) -> None:
         print(
