@@ -29,7 +29,7 @@ from scale_shapes import (
 )
 from scale_steps import Acceptance, Curve, Layout, Links, Plan, Setting, StepCosts, best
 from step_cost_h200 import LARGE, MIDDLE, SMALL, Shape
-from stridelm.cli.options import field_docs
+from stridelm.settings import field_docs
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stridelm.cli.options import field_docs
+from stridelm.settings import field_docs
 from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,6 @@ from assembly import assembled, checkpoint_of
 from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint
-from stridelm.engine import scheduler
 from stridelm.settings import DecodeSettings
 
 SHORT = SamplingParams(max_tokens=12)
@@ -125,11 +124,12 @@ def test_the_context_is_filled_and_not_overrun(decoder: str, language_model: Lan
     assert result.finish_reason == "length"
 
 
-def test_long_prompts_are_read_in_parts(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_read_in_parts(language_model: LanguageModel) -> None:
     texts = ["abc " * 40, "xyz " * 30, "short"]
     expected = [language_model.generate(text, SHORT).token_ids for text in texts]
-    monkeypatch.setattr(scheduler, "PREFILL_ROWS", 50)
-    results = language_model.twin().generate(texts, SHORT)
+    twin = language_model.twin()
+    twin.engine.scheduler.prefill_rows = 50
+    results = twin.generate(texts, SHORT)
     assert [result.token_ids for result in results] == expected
     assert results[0].stats.prefill_forwards >= 3
 

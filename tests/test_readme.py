@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stridelm.cli import acceptance, bench, chat, export, generate, models, serve, train, tune
+from stridelm.bench import benchmark, tune
+from stridelm.cli import acceptance, chat, generate, models, serve
 from stridelm.cli import app as cli
+from stridelm.export import run as export
 from stridelm.serve.schemas.chat import ChatRequest
 from stridelm.settings import DEFAULT_MODEL
+from stridelm.train import run as train
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,9 +33,8 @@ def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options exist and take these values; what they would run is another test's matter."""
     asked: list[object] = []
-    for module in (generate, train, acceptance, tune, export, serve, chat, bench):
-        monkeypatch.setattr(module, "run", asked.append)
-    monkeypatch.setattr(models, "run", lambda **options: asked.append(options))
+    for module in (generate, train, acceptance, tune, export, serve, chat, benchmark, models):
+        monkeypatch.setattr(module, "run", lambda *given, **options: asked.append(given))
     monkeypatch.setattr("sys.argv", shlex.split(command))
     with pytest.raises(SystemExit) as ended:
         cli.main()

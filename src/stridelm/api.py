@@ -21,12 +21,12 @@ from stridelm.engine.scheduler import PREFILL_ROWS
 from stridelm.models.encode import Prompt, Prompts, encode_prompt, is_batch
 from stridelm.models.target import LoadedModel, Target
 from stridelm.params import InputError, SamplingParams
-from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
+from stridelm.settings import AUTO, DECODERS, DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings, ModelChoice
 from stridelm.stats import Stats
 from stridelm.types import Result, Sequence, Stride
 
 _GREEDY = SamplingParams()
-_MOST_POLICIES = 64
+_MAX_POLICIES = 64
 _SHARED_PREFILL_ROWS = 64
 """Rows of prompts in a step in which others write, on a machine where every row costs."""
 
@@ -47,9 +47,8 @@ def load(
     of Gemma 4's assistant. The built-in model brings its own, which only the decoder `draft` asks.
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
-    settings = settings or LoadSettings()
-    loaded = load_model(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
-    return LanguageModel(loaded, settings)
+    adapter, draft_model, heads = (None if each is None else str(each) for each in (adapter, draft_model, heads))
+    return LanguageModel.load(ModelChoice(model, adapter, draft_model, heads, settings or LoadSettings()))
 
 
 class LanguageModel:
@@ -70,6 +69,10 @@ class LanguageModel:
         self._failures: dict[Sequence, BaseException] = {}
         self._given_up: deque[Sequence] = deque()
         """Answers that nobody wants any more; whoever has the lock next removes them."""
+
+    @classmethod
+    def load(cls, choice: ModelChoice) -> "LanguageModel":
+        return cls(load_model(choice), choice.settings)
 
     def twin(self) -> "LanguageModel":
         """The same weights with another engine: what runs there is not batched with what runs here."""
@@ -137,8 +140,7 @@ class LanguageModel:
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
         and what else was. All of the text is read anew. Its context ends with it: no answer needs room."""
-        ends, longest = self.target.eos_ids, len(tokens)
-        return Sequence(tokens, _GREEDY, self._scoring, ends, longest, alternatives=alternatives)
+        return Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, len(tokens), alternatives=alternatives)
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
         """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
@@ -239,7 +241,7 @@ class LanguageModel:
         # those that were not asked for lately are forgotten.
         policy = self._policies.pop(settings, None) or make_policy(settings, self._resources)
         self._policies[settings] = policy
-        while len(self._policies) > _MOST_POLICIES:
+        while len(self._policies) > _MAX_POLICIES:
             del self._policies[next(iter(self._policies))]
         return policy
 

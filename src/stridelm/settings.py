@@ -1,8 +1,25 @@
-"""Settings that a user chooses, each defined once: the command line and the docs derive from these."""
+"""Settings that a user chooses, each defined once: command line, server and docs derive from these."""
 
-from dataclasses import dataclass, field, fields
+import ast
+import inspect
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 from stridelm.params import InputError
+
+
+def field_docs(settings: type) -> dict[str, str]:
+    """The string below each field of a dataclass."""
+    (definition,) = ast.parse(inspect.getsource(settings)).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for statement, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[statement.target.id] = " ".join(text.split())
+    return docs
+
 
 DEFAULT_MODEL = "smollm2"
 """The built-in one."""
@@ -52,6 +69,22 @@ class LoadSettings:
             raise InputError(f"cache_tokens must be between 16 and {LARGEST_CACHE}, not {self.cache_tokens}")
 
 
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model is loaded, what is loaded beside it, and where they run."""
+
+    model: str = DEFAULT_MODEL
+    """smollm2 (built in), a Hugging Face folder or id, or a .gguf file."""
+    adapter: str | None = None
+    """A folder that `stridelm train` made; 'none' leaves out the built-in model's own."""
+    draft_model: str | None = None
+    """The model that the decoder draft asks: a smaller one, a folder that `stridelm train --mode draft` made, or that
+    of Gemma 4's assistant; smollm2 has its own."""
+    heads: str | None = None
+    """A folder that `stridelm train --mode heads` made for the model."""
+    settings: LoadSettings = LoadSettings()
+
+
 AUTO = "auto"
 PLAIN = "autoregressive"
 DECODERS = {
@@ -86,24 +119,35 @@ NO_ADAPTER = "none"
 """In an adapter's place: not even the built-in model's own."""
 
 
+def _count(largest: int) -> dict[str, Any]:
+    """The metadata of a field that counts from 1."""
+    return {"bounds": {"ge": 1, "le": largest}, "words": f"a whole number between 1 and {largest}"}
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeSettings:
     """How several tokens per forward are found. Verified decoders change the text only with a tolerance."""
 
     decoder: str = field(
-        default=AUTO, metadata={"help": "; ".join(f"{name}: {what}" for name, what in DECODERS.items())}
+        default=AUTO,
+        metadata={"help": "; ".join(f"{name}: {what}" for name, what in DECODERS.items()), "choices": list(DECODERS)},
     )
-    """One of DECODERS."""
-    k: int | None = None
-    """The most tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens a pass."""
-    k_max: int | None = None
-    """adaptive: the most tokens a pass (16)."""
-    threshold: float | None = None
+    """The decoder."""
+    k: int | None = field(default=None, metadata=_count(LARGEST_K))
+    """Maximum number of tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens a
+    pass."""
+    k_max: int | None = field(default=None, metadata=_count(LARGEST_K))
+    """adaptive: maximum number of tokens a pass (16)."""
+    threshold: float | None = field(
+        default=None, metadata={"bounds": {"ge": 0, "le": 1}, "words": "between 0 (take all) and 1"}
+    )
     """adaptive: the confidence that every token of a run must have, 0 to 1 (0.9)."""
-    tolerance: float = 0.0
+    tolerance: float = field(
+        default=0.0, metadata={"bounds": {"ge": 0, "lt": 1}, "words": "at least 0 (exact) and below 1"}
+    )
     """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
-    nodes: int | None = None
-    """auto, self, heads, ensemble: the most proposed tokens, over all branches, that a pass verifies."""
+    nodes: int | None = field(default=None, metadata=_count(LARGEST_TREE))
+    """auto, self, heads, ensemble: maximum number of proposed tokens, over all branches, that a pass verifies."""
 
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
@@ -117,14 +161,10 @@ class DecodeSettings:
             name = given[0].replace("_", "-")
             takes = ", ".join(f"--{each.replace('_', '-')}" for each in self._takes) or "no settings of its own"
             raise InputError(f"the decoder {self.decoder} has no --{name}: leave it out; it takes {takes}")
-        for name, most in (("k", LARGEST_K), ("k_max", LARGEST_K), ("nodes", LARGEST_TREE)):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and 1 <= value <= most):
-                raise InputError(f"{name} must be a whole number between 1 and {most}, not {value!r}")
-        if self.threshold is not None and not (_is_number(self.threshold) and 0 <= self.threshold <= 1):
-            raise InputError(f"threshold must be between 0 (take all) and 1, not {self.threshold!r}")
-        if not (_is_number(self.tolerance) and 0 <= self.tolerance < 1):
-            raise InputError(f"tolerance must be at least 0 (exact) and below 1, not {self.tolerance!r}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "bounds" in each.metadata and not _is_within(each, value):
+                raise InputError(f"{each.name} must be {each.metadata['words']}, not {value!r}")
 
     @property
     def _takes(self) -> tuple[str, ...]:
@@ -154,5 +194,10 @@ class DecodeSettings:
             raise InputError(f"k must be at most {heads_k}, one more than there are heads, not {self.k}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _is_within(field: Field[Any], value: Any) -> bool:
+    """Whether a value has its field's type and keeps to its bounds; None where that is the default."""
+    if value is None:
+        return field.default is None
+    bounds = field.metadata["bounds"]
+    is_number = isinstance(value, int if field.type == int | None else int | float)
+    return is_number and bounds["ge"] <= value and (value < bounds["lt"] if "lt" in bounds else value <= bounds["le"])

@@ -171,7 +171,7 @@ def test_settings_that_mean_nothing_are_refused(make: Make, settings: dict[str, 
 def test_model_args_go_before_lm_evals_own_options(tiny_folder: TinyFolder) -> None:
     given = f"model={tiny_folder()},adapter=none,batch_size=5,decoder=ngram,k=3"
     model = StrideLM.create_from_arg_string(given, {"batch_size": 1, "device": "cpu", "max_batch_size": None})
-    assert model.model.engine.scheduler.most_sequences == 5
+    assert model.model.engine.scheduler.max_sequences == 5
     assert model.decode.k == 3
     assert model.model.settings.device == "cpu"
 

@@ -15,9 +15,9 @@ from command_line import Call, Keyboard, Run, assert_refused
 from fake_openai import FakeOpenAI, fake_openai, streams
 from stridelm.api import LanguageModel
 from stridelm.chat.conversation import Conversation
+from stridelm.chat.loop import COMMANDS
 from stridelm.chat.screen import stride_bars, stride_picture
 from stridelm.chat.speaker import Report, total
-from stridelm.cli.chat import COMMANDS
 from stridelm.engine.engine import Engine
 from stridelm.models.adapter import save_adapter
 from stridelm.params import SamplingParams

@@ -24,13 +24,12 @@ from stridelm.api import LanguageModel
 from stridelm.cli import app as cli
 from stridelm.cli import endings as cli_endings
 from stridelm.cli import generate as generate_command
-from stridelm.cli.options import field_docs
 from stridelm.cli.race import _first_difference
 from stridelm.engine.detokenize import TextStream
 from stridelm.models.adapter import save_adapter
 from stridelm.models.builtin import FOLDER
 from stridelm.params import SamplingParams
-from stridelm.settings import DECODERS, LoadSettings
+from stridelm.settings import DECODERS, LoadSettings, field_docs
 from stridelm.train.settings import PlaceSettings, TrainSettings
 from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
 

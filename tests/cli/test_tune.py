@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from command_line import Call, Run, assert_refused
+from stridelm.bench import tune as tune_command
 from stridelm.bench.page.frontier_picture import frontier
-from stridelm.cli import tune as tune_command
-from stridelm.cli.tune import MOST_PROMPTS, Sample, candidates, choose, summarize
+from stridelm.bench.tune import MAX_PROMPTS, Sample, candidates, choose, summarize
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
 from stridelm.profile import Measured, label, read_profile, write_profile
@@ -160,8 +160,8 @@ def test_no_more_prompts_than_needed(tune: Call, tmp_path: Path, monkeypatch: py
     file = tmp_path / "many.txt"
     file.write_text("".join(f"prompt {number}\n" for number in range(20)))
     run = tune("--out", tmp_path, "--prompts", file)
-    assert run.err == f"{file}: the first {MOST_PROMPTS} of 20 prompts are used\n"
-    assert seen == [f"prompt {number}" for number in range(MOST_PROMPTS)]
+    assert run.err == f"{file}: the first {MAX_PROMPTS} of 20 prompts are used\n"
+    assert seen == [f"prompt {number}" for number in range(MAX_PROMPTS)]
 
 
 # What cannot be used

@@ -194,8 +194,8 @@ def test_batches(
     size: int, prefill_rows: int, adapted: Callable[..., tuple[LanguageModel, Naive]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many answers share a step, and however few pending rows a step takes."""
-    monkeypatch.setattr("stridelm.engine.scheduler.PREFILL_ROWS", prefill_rows)
     model, naive = adapted()
+    monkeypatch.setattr(model.engine.scheduler, "prefill_rows", prefill_rows)
     params = replace(SAMPLED, max_tokens=16)
     prompts = prompts_of(model, tuple(f"{number}: {'ab' * number} {'xyz' * (number % 3)}" for number in range(8)))
     for start in range(0, 8, size):
@@ -353,8 +353,8 @@ def test_answers_that_fill_the_cache(cache_tokens: int, adapted: Callable[..., t
 def test_a_prompt_is_read_without_masks(
     adapted: Callable[..., tuple[LanguageModel, Naive]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.engine.scheduler.PREFILL_ROWS", 16)
     model, _ = adapted()
+    monkeypatch.setattr(model.engine.scheduler, "prefill_rows", 16)
     seen = watch_rows(model, monkeypatch)
     (sequence,), _ = run(model, policy_of(model, 4, 0.0), [[66] * 60], replace(GREEDY, max_tokens=10))
     # 16 + 16 + 16 + 12 rows of the prompt; what a pass brought is pending in the next.

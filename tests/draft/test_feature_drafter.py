@@ -236,8 +236,8 @@ def test_hidden_states_are_those_of_a_plain_forward(bench: Bench, size: int) -> 
     assert_drafts_stood_and_fell(sequences, drafter)
 
 
-def test_hidden_states_of_prompts_that_are_read_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stridelm.engine.scheduler.PREFILL_ROWS", 100)
+def test_hidden_states_of_prompts_that_are_read_in_parts(bench: Bench) -> None:
+    bench.engine.scheduler.prefill_rows = 100
     drafter = ReadsHiddenStates()
     prompts = bench.encode(*(f"{number}: " + "to be or not to be, " * 11 for number in range(3)))
     sequences = bench.run(prompts, Speculative(drafter), params=SamplingParams(max_tokens=8))

@@ -267,8 +267,8 @@ def test_no_row_lies_beyond_the_context(tiny_folder: Callable[..., Path], monkey
 def test_a_prompt_is_read_without_masks_and_the_last_tokens_are_written_without(
     converted: Converted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stridelm.engine.scheduler.PREFILL_ROWS", 16)
     model = converted_model(converted)
+    model.engine.scheduler.prefill_rows = 16
     seen = watch_rows(model, monkeypatch)
     for max_tokens, k in ((1, 4), (2, 4), (3, 1)):
         result = model.generate(

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stridelm.engine.detokenize import Decoder, TextStream
+from stridelm.engine.detokenize import Detokenizer, TextStream
 from tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-DECODE = Decoder(TOKENIZER)
+DECODE = Detokenizer(TOKENIZER)
 
 
 def pushed(stream: TextStream, ids: list[int]) -> list[str]:
@@ -74,7 +74,7 @@ def test_special_tokens_have_no_text(special: str) -> None:
 
 def test_what_was_decoded_of_late_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = byte_tokenizer()
-    decode, ids = Decoder(tokenizer), tokenizer.encode("a text that is written twice, ü")
+    decode, ids = Detokenizer(tokenizer), tokenizer.encode("a text that is written twice, ü")
     first = pushed(TextStream(decode), ids)
     asked: list[list[int]] = []
     plain = tokenizer.decode

@@ -160,7 +160,7 @@ def test_a_held_sequence_writes_nothing_and_makes_room_first() -> None:
 def test_a_held_sequence_makes_no_room_in_vain(places: int) -> None:
     """A newcomer that has no room even then waits, and what was read stays."""
     engine = engine_of(12)
-    engine.scheduler.most_sequences = places + 1
+    engine.scheduler.max_sequences = places + 1
     writing, held = (make(prompt_of(60, seed), SamplingParams(max_tokens=30)) for seed in (1, 2))
     for sequence in (writing, held):
         engine.add(sequence)

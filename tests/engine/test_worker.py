@@ -16,8 +16,7 @@ from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
 from stridelm.engine.worker import EngineStopped, Worker
 from stridelm.params import InputError, SamplingParams
-from stridelm.serve import answer as open_answer
-from stridelm.serve.answer import OpenAnswer
+from stridelm.serve.stride_stream import StrideStream
 from stridelm.types import Sequence, Stride
 
 BLOCKS = 40
@@ -73,7 +72,7 @@ def step_once(worker: Worker, monkeypatch: pytest.MonkeyPatch, until: Callable[[
 
 
 async def read(worker: Worker, sequence: Sequence) -> list[int]:
-    opened = OpenAnswer(worker, sequence)
+    opened = StrideStream(worker, sequence)
     try:
         return [token async for stride in opened for token in stride.tokens]
     finally:
@@ -110,7 +109,7 @@ def cancel_at_random(worker: Worker, count: int) -> None:
     moments = random.Random(4)
 
     async def give_up(seed: int) -> None:
-        opened = OpenAnswer(worker, make(seed))
+        opened = StrideStream(worker, make(seed))
         strides = moments.choice([0, 0, 1, 2, moments.randrange(100), 1000])
         async for _ in opened:
             strides -= 1
@@ -145,13 +144,10 @@ def test_two_thousand_cancellations(worker: Worker) -> None:
     cancel_at_random(worker, 2000)
 
 
-def test_a_reader_that_does_not_read_is_held_and_stalls_nobody(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_answer, "_MOST", 8)
-    monkeypatch.setattr(open_answer, "_FEW", 3)
-
+def test_a_reader_that_does_not_read_is_held_and_stalls_nobody(worker: Worker) -> None:
     async def run() -> None:
         slow = make(0)
-        opened = OpenAnswer(worker, slow)
+        opened = StrideStream(worker, slow, hold_at=8, resume_below=3)
         other = make(2)
         assert await read(worker, other) == expected(other)
         async with asyncio.timeout(20):
@@ -188,7 +184,7 @@ def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypat
     step_once(worker, monkeypatch, until=is_broken.is_set)
 
     async def run() -> None:
-        opened = [OpenAnswer(worker, make(seed)) for seed in range(3)]
+        opened = [StrideStream(worker, make(seed)) for seed in range(3)]
         await anext(opened[0])
         monkeypatch.setattr(worker.engine.scheduler, "schedule", lambda: 1 / 0)
         is_broken.set()
@@ -198,7 +194,7 @@ def test_a_crash_is_told_to_everyone(worker: Worker, watcher: Watcher, monkeypat
                     pass
             assert told.value.has_crashed
         with pytest.raises(EngineStopped) as told:
-            OpenAnswer(worker, make(9))
+            StrideStream(worker, make(9))
         assert told.value.has_crashed
 
     asyncio.run(run())
@@ -212,7 +208,7 @@ def test_stopping_gives_up_what_is_open(worker: Worker, monkeypatch: pytest.Monk
     step_once(worker, monkeypatch, until=lambda: worker._is_stopping)
 
     async def run() -> None:
-        opened = OpenAnswer(worker, make(0))
+        opened = StrideStream(worker, make(0))
         await anext(opened)
         await asyncio.to_thread(worker.stop)
         with pytest.raises(EngineStopped, match="told to stop") as told:
@@ -220,7 +216,7 @@ def test_stopping_gives_up_what_is_open(worker: Worker, monkeypatch: pytest.Monk
                 pass
         assert not told.value.has_crashed
         with pytest.raises(EngineStopped) as told:
-            OpenAnswer(worker, make(9))
+            StrideStream(worker, make(9))
         assert not told.value.has_crashed
 
     asyncio.run(run())
@@ -228,8 +224,8 @@ def test_stopping_gives_up_what_is_open(worker: Worker, monkeypatch: pytest.Monk
 
 
 def test_a_reader_whose_loop_is_gone_is_given_up(worker: Worker) -> None:
-    async def leave() -> OpenAnswer:
-        return OpenAnswer(worker, make(0))
+    async def leave() -> StrideStream:
+        return StrideStream(worker, make(0))
 
     left = asyncio.run(leave())
     assert left.sequence.finish_reason in (None, "length")

@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_not_said_to_be_unwritable(
     def fail(_draft: Path, _base: Checkpoint) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "draft.safetensors")
 
-    monkeypatch.setattr("stridelm.cli.export.load_layers", fail)
+    monkeypatch.setattr("stridelm.export.run.load_layers", fail)
     refused = export(call, tiny_folder(), draft, tmp_path / "out")
     assert_refused(refused, "draft.safetensors: Permission denied")
 

@@ -14,7 +14,7 @@ from test_gguf_file import kinds_of, network_of, tokenizer_of
 
 from command_line import Call, assert_refused
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.cli import export as export_command
+from stridelm.export import run as export_command
 from stridelm.models.adapter import save_adapter
 from stridelm.models.ungated import merge
 from stridelm.settings import LoadSettings
@@ -27,7 +27,7 @@ COMMANDS = re.findall(r"^    stridelm (export .*)$", PAGE, re.MULTILINE)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_of_the_page_are_understood(command: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for llama.cpp are run by test_llama_cpp.py."""
-    asked: list[export_command.Request] = []
+    asked: list[export_command.ExportOptions] = []
     monkeypatch.setattr(export_command, "run", asked.append)
     run = call(*shlex.split(command))
     assert (run.status, run.err) == (0, "")

@@ -14,7 +14,7 @@ _CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod")
 _processes = multiprocessing.get_context("forkserver")
 # What takes long to import is imported once, in a process that starts no threads and touches no GPU.
 _processes.set_forkserver_preload(
-    ["killed", "stridelm.cli.train", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"]
+    ["killed", "stridelm.train.run", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"]
 )
 
 Moment = int | str

@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
-from stridelm.engine.detokenize import Decoder, TextStream
+from stridelm.engine.detokenize import Detokenizer, TextStream
 from stridelm.models.encode import encode_prompt
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.params import InputError
@@ -48,7 +48,7 @@ def test_streams(kind: str, made: Made) -> None:
         ids = [draw.randrange(len(made(kind)[0])) for _ in range(30)]
         written: list[list[str]] = []
         for tokenizer in made(kind):
-            stream = TextStream(Decoder(tokenizer), ("the",))
+            stream = TextStream(Detokenizer(tokenizer), ("the",))
             written.append([*(stream.push(token) for token in ids), stream.flush()])
         assert written[0] == written[1]
 

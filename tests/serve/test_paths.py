@@ -25,6 +25,8 @@ from stridelm.bench.run import run
 from stridelm.bench.subjects.ours import Ours, ours
 from stridelm.bench.subjects.server import Server
 from stridelm.bench.table import table
+from stridelm.bench.tune import measure as tune
+from stridelm.bench.tune import table as tune_table
 from stridelm.chat.local import LocalSpeaker
 from stridelm.chat.openai_stream import Endpoint
 from stridelm.chat.remote import RemoteSpeaker
@@ -32,8 +34,6 @@ from stridelm.chat.screen import summary as chat_summary
 from stridelm.chat.speaker import total
 from stridelm.cli.generate import as_json, summary
 from stridelm.cli.race import run_race
-from stridelm.cli.tune import measure as tune
-from stridelm.cli.tune import table as tune_table
 from stridelm.params import SamplingParams
 from stridelm.settings import PLAIN, DecodeSettings
 from stridelm.stats import path_in_words, steps_in_words

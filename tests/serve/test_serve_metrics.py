@@ -112,7 +112,7 @@ def test_prompts_that_are_known_already_are_counted_as_hits(client: httpx.Client
 
 def test_gauges_tell_of_now(server: ThreadServer, client: httpx.Client) -> None:
     model = server.context.model
-    model.engine.scheduler.most_sequences = 1
+    model.engine.scheduler.max_sequences = 1
     step, may_step = model.engine.step, threading.Event()
     model.engine.step = lambda: step() if may_step.wait(60) else []
     requests = [

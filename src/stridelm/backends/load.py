@@ -12,7 +12,7 @@ from stridelm.models import builtin
 from stridelm.models.preview import own_draft
 from stridelm.models.target import Draft, LoadedModel
 from stridelm.params import InputError
-from stridelm.settings import AUTO_DTYPE, LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
 
 log = logging.getLogger("stridelm")
 
@@ -20,15 +20,8 @@ _OWN_DTYPES = (AUTO_DTYPE, "float32")
 """The native backend's: it has a kind of numbers of its own."""
 
 
-def load_model(
-    model: str,
-    settings: LoadSettings,
-    *,
-    adapter: str | Path | None = None,
-    draft_model: str | Path | None = None,
-    heads: str | Path | None = None,
-) -> LoadedModel:
-    """As `stridelm.load` takes them."""
+def load_model(choice: ModelChoice) -> LoadedModel:
+    settings = choice.settings
     is_asked_for = settings.backend == "native" or settings.quantize is not None
     if is_asked_for:
         _check_place(settings)
@@ -36,11 +29,10 @@ def load_model(
         from stridelm.backends.native import load as native
 
         try:
-            loaded = native.load_model(model, settings, adapter=adapter)
-            return _with_torch_drafters(loaded, settings, draft_model, heads)
+            return _with_torch_drafters(native.load_model(choice), choice)
         except (DoesNotFit, CannotCompile) as error:
             if is_asked_for:
-                raise InputError(f"{model}: the native backend {_reason(error)}") from error
+                raise InputError(f"{choice.model}: the native backend {_reason(error)}") from error
             if isinstance(error, CannotCompile):
                 log.warning("the native backend %s: torch serves, which is slower", _reason(error))
     if settings.activations != "int16":
@@ -48,19 +40,17 @@ def load_model(
     # Here, not above: torch takes two seconds to import.
     from stridelm.backends import network
 
-    return network.load_model(model, settings, adapter=adapter, draft_model=draft_model, heads=heads)
+    return network.load_model(choice)
 
 
-def _with_torch_drafters(
-    loaded: LoadedModel, settings: LoadSettings, draft_model: str | Path | None, heads: str | Path | None
-) -> LoadedModel:
+def _with_torch_drafters(loaded: LoadedModel, choice: ModelChoice) -> LoadedModel:
     """What torch runs beside a model of the native backend: it is imported only if one of them is asked for."""
     target = loaded.target
 
     def load_draft(name: str | Path) -> Draft:
         from stridelm.backends.torch.beside_native import load_torch_draft
 
-        return load_torch_draft(str(name), target, settings)
+        return load_torch_draft(str(name), target, choice.settings)
 
     def load_heads(folder: str | Path) -> Heads:
         from stridelm.backends.torch.beside_native import load_numpy_heads
@@ -71,8 +61,8 @@ def _with_torch_drafters(
     own_heads_folder = builtin.builtin_heads() if target.name == builtin.NAME else None
     return replace(
         loaded,
-        draft=None if draft_model is None else load_draft(draft_model),
-        heads=None if heads is None else load_heads(heads),
+        draft=None if choice.draft_model is None else load_draft(choice.draft_model),
+        heads=None if choice.heads is None else load_heads(choice.heads),
         own_draft=None if own_draft_folder is None else cache(lambda: load_draft(own_draft_folder)),
         own_heads=None if own_heads_folder is None else cache(lambda: load_heads(own_heads_folder)),
     )

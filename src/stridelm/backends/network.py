@@ -22,31 +22,24 @@ from stridelm.models import builtin
 from stridelm.models.adapter import load_adapter
 from stridelm.models.preview import adapter_folder
 from stridelm.models.target import Draft, LoadedModel
-from stridelm.settings import AUTO_DTYPE, LoadSettings
+from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
 
 
-def load_model(
-    model: str,
-    settings: LoadSettings,
-    *,
-    adapter: str | Path | None = None,
-    draft_model: str | Path | None = None,
-    heads: str | Path | None = None,
-) -> LoadedModel:
-    """As `stridelm.load` takes them."""
-    folder = adapter_folder(model, adapter)
+def load_model(choice: ModelChoice) -> LoadedModel:
+    settings, draft_model = choice.settings, choice.draft_model
+    heads_folder = None if choice.heads is None else Path(choice.heads)
+    folder = adapter_folder(choice.model, choice.adapter)
     # Small files first: what is wrong with them shows before the weights are read.
     adapted = (folder, load_adapter(folder)) if folder else None
-    predicting = load_heads(Path(heads)) if heads is not None else None
-    target, converted = load_converted(model, settings, adapted)
+    predicting = load_heads(heads_folder) if heads_folder is not None else None
+    target, converted = load_converted(choice.model, settings, adapted)
     assisting = assistant_folder(draft_model) if draft_model else None
-    draft = load_given_draft(str(draft_model), target, settings) if draft_model and not assisting else None
+    draft = load_given_draft(draft_model, target, settings) if draft_model and not assisting else None
     on_gpu = stacked(target.network, converted, TorchForward(target.network, TRIAL_TOKENS))
     if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
         del target  # half precision was taken for what the kernels would have made exact
-        exact = replace(settings, dtype="float32")
-        return load_model(model, exact, adapter=adapter, draft_model=draft_model, heads=heads)
-    given = None if heads is None or predicting is None else heads_for(target, Path(heads), *predicting)
+        return load_model(replace(choice, settings=replace(settings, dtype="float32")))
+    given = None if heads_folder is None or predicting is None else heads_for(target, heads_folder, *predicting)
     if on_gpu is not None:
         target = replace(target, has_own_rows=True)
         loaded = loaded_model(target, settings, gate=on_gpu.gate, weights=on_gpu.weights, draft=draft, heads=given)

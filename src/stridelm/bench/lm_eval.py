@@ -29,10 +29,10 @@ except ModuleNotFoundError as error:
 
 from tqdm import tqdm
 
-from stridelm.api import load
-from stridelm.engine.scheduler import MOST_SEQUENCES
+from stridelm.api import LanguageModel
+from stridelm.engine.scheduler import MAX_SEQUENCES
 from stridelm.params import InputError, SamplingParams
-from stridelm.settings import DEFAULT_MODEL, NO_ADAPTER, DecodeSettings, LoadSettings
+from stridelm.settings import NO_ADAPTER, DecodeSettings, LoadSettings, ModelChoice
 from stridelm.stats import Stats, path_in_words
 from stridelm.types import Sequence, Stride
 
@@ -62,13 +62,12 @@ class StrideLM(TemplateLM):
             arguments["adapter"] = NO_ADAPTER  # lm-eval reads the word `none` as None
         given = {name: value for name, value in arguments.items() if value is not None}
         self.decode = DecodeSettings(**{name: given[name] for name in _DECODE if name in given})
-        self.model = load(
-            str(given.get("model", DEFAULT_MODEL)),
-            **{name: given[name] for name in _PARTS[1:] if name in given},
-            settings=LoadSettings(**{name: given[name] for name in _LOAD if name in given}),
+        settings = LoadSettings(**{name: given[name] for name in _LOAD if name in given})
+        self.model = LanguageModel.load(
+            ModelChoice(**{name: str(given[name]) for name in _PARTS if name in given}, settings=settings)
         )
         self.model.check(self.decode)
-        self.model.engine.scheduler.most_sequences = _most_at_once(*(given.get(name) for name in _BATCH))
+        self.model.engine.scheduler.max_sequences = _most_at_once(*(given.get(name) for name in _BATCH))
         self.tokenizer: Any = self.model.target.tokenizer
         self.stats = Stats()
         """What all answers so far cost."""
@@ -243,7 +242,7 @@ class StrideLM(TemplateLM):
 def _most_at_once(batch_size: Any, max_batch_size: Any) -> int:
     """Sequences in a step; what does not fit into the cache waits."""
     if batch_size == _AUTO_BATCH:
-        return max_batch_size or MOST_SEQUENCES
+        return max_batch_size or MAX_SEQUENCES
     most = 1 if batch_size is None else batch_size
     if isinstance(most, str) and most.isdecimal():
         most = int(most)

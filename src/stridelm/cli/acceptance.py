@@ -4,55 +4,85 @@ import json as jsonlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.backends.torch.converted import load_converted
-from stridelm.backends.torch.draft_layers import load_layers
-from stridelm.backends.torch.heads import heads_for, load_heads
-from stridelm.models.adapter import load_adapter
+import typer
+
+from stridelm.cli.options import PROMPTS_HELP, Model, with_settings
 from stridelm.models.preview import adapter_folder
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
-from stridelm.settings import LoadSettings
-from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
-from stridelm.train.answers import greedy_answers
-from stridelm.train.display import Display
+from stridelm.settings import DEFAULT_MODEL, LoadSettings, ModelChoice
 from stridelm.train.settings import MEASURED_DRAFTS, PlaceSettings
-from stridelm.train.students.student import MaskRows, Student
+
+if TYPE_CHECKING:
+    from stridelm.backends.torch.checkpoint import Checkpoint
+    from stridelm.train.acceptance import Reader, Tally
 
 _LARGEST_BATCH = 4096
-_MOST_MASKS = 15
+_MAX_MASKS = 15
 """Of a model that stands alone and does not say how many it was trained with: as many as published ones have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AcceptanceOptions:
     """What the command line asked for."""
 
-    model: str
-    adapter: Path | None
-    heads: Path | None
-    draft_model: Path | None
+    choice: ModelChoice
     prompts: Path
     max_tokens: int
     batch: int
     sequential_head: bool
     json: bool
-    place: PlaceSettings
 
 
-def run(request: Request) -> None:
-    if not 2 <= request.max_tokens <= 2**20:
-        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
-    if not 1 <= request.batch <= _LARGEST_BATCH:
-        raise InputError(f"--batch must be between 1 and {_LARGEST_BATCH}, not {request.batch}")
-    if sum(given is not None for given in (request.adapter, request.heads, request.draft_model)) > 1:
+@with_settings
+def acceptance(
+    prompts: Annotated[
+        Path, typer.Option("--prompts", help=f"What to answer: {PROMPTS_HELP} Lines may carry a `category`.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    adapter: Annotated[
+        str | None, typer.Option("--adapter", help="The adapter's folder; default: the built-in model's own.")
+    ] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Measure these heads, and no adapter.")] = None,
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="Measure this draft, which train made, and no adapter.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 200,
+    batch: Annotated[int, typer.Option("--batch", help="Answers written at once.")] = 32,
+    sequential_head: Annotated[
+        bool, typer.Option("--sequential-head/--no-sequential-head", help="With or without the sequential head.")
+    ] = True,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    place: PlaceSettings = PlaceSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Measure a conversion: tokens per forward and acceptance by depth, whatever the machine.
+
+    \b
+    stridelm acceptance --model smollm2 --prompts questions.jsonl
+    """
+    load = LoadSettings(**asdict(place))
+    choice = ModelChoice(model, adapter, draft_model, heads, load)
+    run(AcceptanceOptions(choice, prompts, max_tokens, batch, sequential_head, json))
+
+
+def run(options: AcceptanceOptions) -> None:
+    if not 2 <= options.max_tokens <= 2**20:
+        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {options.max_tokens}")
+    if not 1 <= options.batch <= _LARGEST_BATCH:
+        raise InputError(f"--batch must be between 1 and {_LARGEST_BATCH}, not {options.batch}")
+    choice = options.choice
+    if sum(given is not None for given in (choice.adapter, choice.heads, choice.draft_model)) > 1:
         raise InputError("one measurement is of --adapter, --heads or --draft-model: leave the others out")
-    lines = read_prompts(request.prompts)
-    checkpoint, reader = _reader(request)
+    from stridelm.train.acceptance import Measure, total
+    from stridelm.train.answers import greedy_answers
+    from stridelm.train.display import Display
+
+    lines = read_prompts(options.prompts)
+    checkpoint, reader = _reader(options)
     with Display() as display:
-        texts = greedy_answers(checkpoint, lines, request.max_tokens, request.batch, display.report)
+        texts = greedy_answers(checkpoint, lines, options.max_tokens, options.batch, display.report)
         measure = Measure(reader)
         tallies: dict[int, Tally] = {}
         numbers = {id(text): number for number, text in texts.items()}
@@ -65,61 +95,66 @@ def run(request: Request) -> None:
             by_category[category].append(tally)
     whole = total(tallies.values())
     categories = {category: total(part) for category, part in by_category.items()}
-    if request.json:
-        print(jsonlib.dumps(_as_json(whole, categories, request)))
+    if options.json:
+        print(jsonlib.dumps(_as_json(whole, categories, options)))
     else:
         _print(whole, categories)
 
 
-def _reader(request: Request) -> tuple[Checkpoint, Reader]:
+def _reader(options: AcceptanceOptions) -> "tuple[Checkpoint, Reader]":
     """The model whose answers are walked over, and who proposes."""
-    settings = LoadSettings(**asdict(request.place))
-    if request.heads is not None or request.draft_model is not None:
-        _refuse_without_head(request)
-    if request.heads is not None:
-        config, module = load_heads(request.heads)
-        checkpoint = load_checkpoint(request.model, settings, trainable=True)
-        return checkpoint, HeadsReader(checkpoint.network, heads_for(checkpoint, request.heads, config, module))
-    if request.draft_model is not None:
-        checkpoint = load_checkpoint(request.model, settings, trainable=True)
-        draft = load_layers(request.draft_model, checkpoint)
+    from stridelm.backends.torch.checkpoint import load_checkpoint
+    from stridelm.backends.torch.converted import load_converted
+    from stridelm.backends.torch.draft_layers import load_layers
+    from stridelm.backends.torch.heads import heads_for, load_heads
+    from stridelm.models.adapter import load_adapter
+    from stridelm.train.acceptance import HeadsReader, MaskReader, ModelReader
+    from stridelm.train.students.student import MaskRows, Student
+
+    choice = options.choice
+    if choice.heads is not None or choice.draft_model is not None:
+        _refuse_without_head(options)
+    if choice.heads is not None:
+        folder = Path(choice.heads)
+        config, module = load_heads(folder)
+        checkpoint = load_checkpoint(choice.model, choice.settings, trainable=True)
+        return checkpoint, HeadsReader(checkpoint.network, heads_for(checkpoint, folder, config, module))
+    if choice.draft_model is not None:
+        checkpoint = load_checkpoint(choice.model, choice.settings, trainable=True)
+        draft = load_layers(Path(choice.draft_model), checkpoint)
         return checkpoint, ModelReader(draft, MEASURED_DRAFTS)
-    folder = adapter_folder(request.model, request.adapter)
+    folder = adapter_folder(choice.model, choice.adapter)
     given = None if folder is None else (folder, load_adapter(folder))
     if given is None or not given[1].config.sequential_size:
-        _refuse_without_head(request)
-    checkpoint, adapter = load_converted(request.model, settings, given, trainable=True)
+        _refuse_without_head(options)
+    checkpoint, adapter = load_converted(choice.model, choice.settings, given, trainable=True)
     network = checkpoint.network
     if adapter is None:
         raise InputError(
-            f"{request.model} has no adapter of its own: name one with --adapter, or --heads, or --draft-model"
+            f"{choice.model} has no adapter of its own: name one with --adapter, or --heads, or --draft-model"
         )
     if adapter.config.targets:
         student = Student.of(network, adapter)
-        return checkpoint, MaskReader(network, student, with_sequential=request.sequential_head)
-    masks = adapter.config.masks if given else min(adapter.config.masks, _MOST_MASKS)
+        return checkpoint, MaskReader(network, student, with_sequential=options.sequential_head)
+    masks = adapter.config.masks if given else min(adapter.config.masks, _MAX_MASKS)
     return checkpoint, MaskReader(network, MaskRows(network, adapter, masks))
 
 
-def _refuse_without_head(request: Request) -> None:
-    if not request.sequential_head:
+def _refuse_without_head(options: AcceptanceOptions) -> None:
+    if not options.sequential_head:
         raise InputError("--no-sequential-head: there is none here, leave it out")
 
 
-def _as_json(whole: Tally, categories: dict[str, Tally], request: Request) -> dict[str, Any]:
+def _as_json(whole: "Tally", categories: "dict[str, Tally]", options: AcceptanceOptions) -> dict[str, Any]:
+    choice = options.choice
     entry = {
-        "model": request.model,
-        **{
-            name: str(given) if given else None
-            for name, given in (
-                ("adapter", request.adapter),
-                ("heads", request.heads),
-                ("draft_model", request.draft_model),
-            )
-        },
-        "prompts": str(request.prompts),
-        "max_tokens": request.max_tokens,
-        "sequential_head": request.sequential_head,
+        "model": choice.model,
+        "adapter": choice.adapter,
+        "heads": choice.heads,
+        "draft_model": choice.draft_model,
+        "prompts": str(options.prompts),
+        "max_tokens": options.max_tokens,
+        "sequential_head": options.sequential_head,
         **_counts(whole),
     }
     if categories:
@@ -132,7 +167,7 @@ def _as_json(whole: Tally, categories: dict[str, Tally], request: Request) -> di
     return entry
 
 
-def _counts(tally: Tally) -> dict[str, Any]:
+def _counts(tally: "Tally") -> dict[str, Any]:
     return {
         "prompts_measured": tally.texts,
         "tokens": tally.tokens,
@@ -142,11 +177,11 @@ def _counts(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _mean(categories: dict[str, Tally]) -> float:
+def _mean(categories: "dict[str, Tally]") -> float:
     return sum(tally.tokens_per_forward for tally in categories.values()) / len(categories)
 
 
-def _print(whole: Tally, categories: dict[str, Tally]) -> None:
+def _print(whole: "Tally", categories: "dict[str, Tally]") -> None:
     width = max(len(name) for name in ("mean over categories", *categories))
     print(f"{'':<{width}}  tokens_per_forward  acceptance by depth")
     for name, tally in {**categories, "all": whole}.items():

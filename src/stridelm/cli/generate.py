@@ -1,36 +1,32 @@
 """`stridelm generate`: one prompt streamed to the terminal, a file of prompts, or a race."""
 
-import json
+import json as jsonlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import track
+import typer
 
-import stridelm
-from stridelm.api import LanguageModel, Prompt
-from stridelm.chat.screen import STRIDE_STYLES
-from stridelm.cli.race import run_race
+from stridelm.cli.options import PROMPTS_HELP, as_option, given, with_settings
 from stridelm.models.preview import may_have_heads, may_have_masks, own_draft
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import read_profile
 from stridelm.prompts import PromptLine, read_prompts
-from stridelm.settings import LARGEST_K, DecodeSettings, LoadSettings
-from stridelm.types import Result
+from stridelm.settings import LARGEST_K, DecodeSettings, ModelChoice
+
+if TYPE_CHECKING:
+    from stridelm.api import LanguageModel, Prompt
+    from stridelm.types import Result
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerateOptions:
     """What the command line asked for."""
 
+    choice: ModelChoice
     prompt: str | None
     prompts: Path | None
-    model: str
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
     profile: Path | None
     """Takes the place of `decode`."""
     decode: DecodeSettings
@@ -40,65 +36,101 @@ class Request:
     json: bool
     batch: int
     explain: bool
-    load: LoadSettings
 
 
-def run(request: Request) -> None:
-    if not 1 <= request.batch <= 1024:
-        raise InputError(f"--batch must be between 1 and 1024, not {request.batch}")
-    if request.prompts is not None and (request.prompt is not None or request.race):
+@with_settings
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without one, standard input.")] = None,
+    prompts: Annotated[Path | None, typer.Option("--prompts", help=f"Many prompts: {PROMPTS_HELP}")] = None,
+    choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="Decode as this file says, which `stridelm tune` wrote for the model."),
+    ] = None,
+    decode: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
+    race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per answer, on one line.")] = False,
+    batch: Annotated[int, typer.Option("--batch", help="With --prompts: so many answers at once.")] = 1,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say, after the answer, what the decoder's planner decided and why.")
+    ] = False,
+) -> None:
+    """Answer a prompt, or a file of prompts.
+
+    \b
+    stridelm generate "Why is the sky blue?"
+    stridelm generate --race "Count to fifty."
+    stridelm generate --prompts questions.jsonl --json --batch 8
+    """
+    if profile is not None:
+        _refuse_decoding_options(context)
+    run(GenerateOptions(choice, prompt, prompts, profile, decode, sampling, raw, race, json, batch, explain))
+
+
+def _refuse_decoding_options(context: typer.Context) -> None:
+    """Also those that are given as they are by default: --profile would silently prevail."""
+    for name in given(context, [each.name for each in fields(DecodeSettings)]):
+        raise InputError(f"--profile says how to decode and does not go with {as_option(name)}: leave one of them out")
+
+
+def run(options: GenerateOptions) -> None:
+    if not 1 <= options.batch <= 1024:
+        raise InputError(f"--batch must be between 1 and 1024, not {options.batch}")
+    if options.prompts is not None and (options.prompt is not None or options.race):
         raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
-    if request.batch != 1 and request.prompts is None:
+    if options.batch != 1 and options.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
-    if request.explain and request.race:
+    if options.explain and options.race:
         raise InputError("--explain is about one decoder and does not go with --race: leave one of them out")
     fingerprint: str | None = None
-    if request.profile is not None:
-        decode, fingerprint = read_profile(request.profile)
-        request = replace(request, decode=decode)
-    request.decode.check(
-        has_draft=request.draft_model is not None or own_draft(request.model) is not None,
-        mask_k=LARGEST_K if may_have_masks(request.model, request.adapter) else 0,
-        heads_k=LARGEST_K if may_have_heads(request.model, request.heads) else 0,
+    if options.profile is not None:
+        decode, fingerprint = read_profile(options.profile)
+        options = replace(options, decode=decode)
+    choice = options.choice
+    options.decode.check(
+        has_draft=choice.draft_model is not None or own_draft(choice.model) is not None,
+        mask_k=LARGEST_K if may_have_masks(choice.model, choice.adapter) else 0,
+        heads_k=LARGEST_K if may_have_heads(choice.model, choice.heads) else 0,
     )
-    if request.prompts is not None:
-        lines = read_prompts(request.prompts)
-        _answer_all(_load(request, fingerprint), lines, request)
+    if options.prompts is not None:
+        lines = read_prompts(options.prompts)
+        _answer_all(_load(options, fingerprint), lines, options)
     else:
-        prompt = _one_prompt(request)
-        _answer(_load(request, fingerprint), prompt, request)
+        prompt = _one_prompt(options)
+        _answer(_load(options, fingerprint), prompt, options)
 
 
-def _load(request: Request, fingerprint: str | None) -> LanguageModel:
+def _load(options: GenerateOptions, fingerprint: str | None) -> "LanguageModel":
     """`fingerprint`: of the model that the profile was made for."""
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
+    from stridelm.api import LanguageModel
+
+    model = LanguageModel.load(options.choice)
     if fingerprint not in (None, model.target.fingerprint):
         raise InputError(
-            f"{request.profile}: was made for another model than {request.model}: load that one, or make a profile for "
-            "this one with `stridelm tune`"
+            f"{options.profile}: was made for another model than {options.choice.model}: load that one, or make a "
+            "profile for this one with `stridelm tune`"
         )
     return model
 
 
-def _answer(model: LanguageModel, prompt: str, request: Request) -> None:
-    if request.race:
-        run_race(model, prompt, request.sampling, request.decode, raw=request.raw, as_json=request.json)
-    elif request.json:
-        _print_json(model, model.generate(prompt, **_arguments(request)), request)
+def _answer(model: "LanguageModel", prompt: str, options: GenerateOptions) -> None:
+    if options.race:
+        from stridelm.cli.race import run_race
+
+        run_race(model, prompt, options.sampling, options.decode, raw=options.raw, as_json=options.json)
+    elif options.json:
+        _print_json(model, model.generate(prompt, **_arguments(options)), options)
     else:
-        _stream(model, prompt, request)
-        _explain(model, request)
+        _stream(model, prompt, options)
+        _explain(model, options)
 
 
-def _one_prompt(request: Request) -> str:
-    if request.prompt is not None:
-        return request.prompt
+def _one_prompt(options: GenerateOptions) -> str:
+    if options.prompt is not None:
+        return options.prompt
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError('no prompt: give one, as in stridelm generate "Why is the sky blue?", or pipe one in')
     try:
@@ -107,13 +139,17 @@ def _one_prompt(request: Request) -> str:
         raise InputError(f"standard input: not text in UTF-8 ({error})") from error
 
 
-def _arguments(request: Request) -> dict[str, Any]:
-    return {"params": request.sampling, "decoder": request.decode, "raw": request.raw}
+def _arguments(options: GenerateOptions) -> dict[str, Any]:
+    return {"params": options.sampling, "decoder": options.decode, "raw": options.raw}
 
 
-def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
+def _stream(model: "LanguageModel", prompt: "Prompt", options: GenerateOptions) -> None:
+    from rich.console import Console
+
+    from stridelm.chat.screen import STRIDE_STYLES
+
     console = Console(highlight=False)
-    answer = model.stream(prompt, **_arguments(request))
+    answer = model.stream(prompt, **_arguments(options))
     for number, stride in enumerate(answer):
         if console.is_terminal:
             console.out(stride.text, end="", style=STRIDE_STYLES[number % 2])
@@ -123,38 +159,41 @@ def _stream(model: LanguageModel, prompt: Prompt, request: Request) -> None:
     Console(stderr=True, highlight=False).out(summary(answer.result()), style="dim")
 
 
-def _answer_all(model: LanguageModel, lines: list[PromptLine], request: Request) -> None:
+def _answer_all(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
+    from rich.console import Console
+    from rich.progress import track
+
     # Look at every prompt first: a bad one in the middle must not cost the answers before it.
     for line in lines:
         try:
-            model.stream(line.prompt, **_arguments(request)).close()
+            model.stream(line.prompt, **_arguments(options)).close()
         except InputError as error:
             raise InputError(f"{line.place}: {error}") from error
     prompts = [line.prompt for line in lines]
-    parts = [prompts[start : start + request.batch] for start in range(0, len(prompts), request.batch)]
+    parts = [prompts[start : start + options.batch] for start in range(0, len(prompts), options.batch)]
     progress = Console(stderr=True)
     for part in track(parts, "Answering", console=progress, disable=not progress.is_terminal, transient=True):
-        for prompt, result in zip(part, model.generate(part, **_arguments(request)), strict=True):  # type: ignore[call-overload]
-            if request.json:
-                _print_json(model, result, request)
+        for prompt, result in zip(part, model.generate(part, **_arguments(options)), strict=True):  # type: ignore[call-overload]
+            if options.json:
+                _print_json(model, result, options)
             else:
                 shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 print(f">>> {shown}\n{result.text}\n[{summary(result)}]\n", flush=True)
-    if not request.json:
-        _explain(model, request)
+    if not options.json:
+        _explain(model, options)
 
 
-def _explain(model: LanguageModel, request: Request) -> None:
-    if request.explain:
-        print("\n".join(model.explain(request.decode)), file=sys.stderr)
+def _explain(model: "LanguageModel", options: GenerateOptions) -> None:
+    if options.explain:
+        print("\n".join(model.explain(options.decode)), file=sys.stderr)
 
 
-def _print_json(model: LanguageModel, result: Result, request: Request) -> None:
-    explained = {"explain": model.explain(request.decode)} if request.explain else {}
-    print(json.dumps(as_json(result) | explained), flush=True)
+def _print_json(model: "LanguageModel", result: "Result", options: GenerateOptions) -> None:
+    explained = {"explain": model.explain(options.decode)} if options.explain else {}
+    print(jsonlib.dumps(as_json(result) | explained), flush=True)
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: "Result") -> dict[str, Any]:
     stats = result.stats
     return {
         "text": result.text,
@@ -176,7 +215,7 @@ def as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def summary(result: Result) -> str:
+def summary(result: "Result") -> str:
     stats = result.stats
     return (
         f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per forward), "

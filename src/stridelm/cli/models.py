@@ -1,11 +1,24 @@
 """`stridelm models`: what is on this machine."""
 
 import json as jsonlib
+from typing import TYPE_CHECKING, Annotated
 
-from stridelm.models.inventory import LocalModel, local_models
+import typer
+
+if TYPE_CHECKING:
+    from stridelm.models.inventory import LocalModel
+
+
+def models(
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per model, on one line.")] = False,
+) -> None:
+    """List the models on this machine, their size and where they are."""
+    run(json=json)
 
 
 def run(*, json: bool) -> None:
+    from stridelm.models.inventory import local_models
+
     models = list(local_models())
     if json:
         for model in models:
@@ -18,5 +31,5 @@ def run(*, json: bool) -> None:
         print(f"{name:<{name_width}}  {size:<{size_width}}  {where}")
 
 
-def _size(model: LocalModel) -> str:
+def _size(model: "LocalModel") -> str:
     return f"{model.bytes / 1e6:,.0f} MB" if model.is_here else "fetched at first use"

@@ -1,28 +1,20 @@
 """Command-line options from settings dataclasses: a field is an option, its docstring the help, its default too."""
 
-import ast
 import dataclasses
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Annotated, Any
 
 import typer
 
+from stridelm.settings import field_docs
+
 PROMPTS_HELP = "JSON lines with `messages`, `prompt` or `question`, or text, one prompt a line."
 Model = Annotated[
     str, typer.Option("--model", help="smollm2 (built in), a Hugging Face folder or id, or a .gguf file.")
-]
-Adapter = Annotated[
-    str | None,
-    typer.Option("--adapter", help="A folder that `stridelm train` made; 'none' leaves out the built-in model's own."),
-]
-DraftModel = Annotated[
-    str | None, typer.Option("--draft-model", help="The model that the decoder draft asks; smollm2 has its own.")
-]
-HeadsFolder = Annotated[
-    str | None, typer.Option("--heads", help="A folder that `stridelm train --mode heads` made for the model.")
 ]
 
 
@@ -36,50 +28,63 @@ def as_option(parameter: str) -> str:
     return f"--{parameter.replace('_', '-')}"
 
 
-def field_docs(settings: type) -> dict[str, str]:
-    """The string below each field of a dataclass."""
-    (definition,) = ast.parse(inspect.getsource(settings)).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for statement, below in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[statement.target.id] = " ".join(text.split())
-    return docs
-
-
 def with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace every parameter that is a settings dataclass by options, one per field that a command line can hold."""
+    """Replace every parameter that is a settings dataclass by options, one per field that a command line can hold.
+    Options of settings within settings come last."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type, list[str]]] = {}
+    last: list[inspect.Parameter] = []
+    groups: dict[str, type] = {}
     for parameter in inspect.signature(function).parameters.values():
         settings = hints[parameter.name]
-        if dataclasses.is_dataclass(settings) and isinstance(settings, type):
-            options = _options(settings)
-            groups[parameter.name] = (settings, [option.name for option in options])
-            parameters += options
+        if _is_settings(settings):
+            groups[parameter.name] = settings
+            parameters += _options(settings)
+            last += _inner_options(settings)
         else:
             parameters.append(parameter.replace(annotation=settings, kind=inspect.Parameter.KEYWORD_ONLY))
 
     def command(**values: Any) -> None:
-        for name, (settings, fields) in groups.items():
-            given = {field: values.pop(field) for field in fields}
-            values[name] = settings(**{field: tuple(v) if isinstance(v, list) else v for field, v in given.items()})
-        function(**values)
+        made = {name: _made(settings, values) for name, settings in groups.items()}
+        function(**values, **made)
 
     command.__doc__ = function.__doc__
     command.__name__ = function.__name__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*parameters, *last])  # type: ignore[attr-defined]
     return command
 
 
+def _is_settings(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) and isinstance(kind, type)
+
+
+def _made(settings: type, values: dict[str, Any]) -> Any:
+    """The settings, with what the command line gave for them, which is taken out of `values`."""
+    given = {option.name: values.pop(option.name) for option in _options(settings)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    hints = typing.get_type_hints(settings)
+    inner = {
+        each.name: _made(hints[each.name], values)
+        for each in dataclasses.fields(settings)
+        if _is_settings(hints[each.name])
+    }
+    return settings(**given, **inner)
+
+
+def _inner_options(settings: type) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(settings)
+    inner = [hints[each.name] for each in dataclasses.fields(settings) if _is_settings(hints[each.name])]
+    return [option for each in inner for option in (*_options(each), *_inner_options(each))]
+
+
+@cache
 def _options(settings: type) -> list[inspect.Parameter]:
     docs, hints = field_docs(settings), typing.get_type_hints(settings)
     options: list[inspect.Parameter] = []
     for field in dataclasses.fields(settings):
         kind, default, metavar = hints[field.name], field.default, None
+        if _is_settings(kind):
+            continue
         help_text = field.metadata.get("help", docs[field.name])
         if typing.get_origin(kind) is tuple:
             kind, default, metavar, help_text = list[str], [], "<str>", f"{help_text} May be given several times."

@@ -28,7 +28,7 @@ _WARM_UP = SamplingParams(max_tokens=4)
 
 
 @dataclass(slots=True)
-class Lane:
+class RaceLane:
     """One decoder's answer and what it has cost so far."""
 
     title: str
@@ -75,7 +75,7 @@ def run_race(
     if params.temperature and params.seed is None:
         raise InputError("--race at a temperature needs a --seed, the same for both lanes")
     console = console or Console(highlight=False, stderr=as_json)
-    lanes: list[Lane] = []
+    lanes: list[RaceLane] = []
     for title, settings, own in (
         ("one token at a time", DecodeSettings(PLAIN), model),
         ("", decoder, model.twin()),
@@ -83,7 +83,7 @@ def run_race(
         own.stream(prompt, _WARM_UP, decoder=settings, raw=raw).result()
         own.forget()
         answer = own.stream(prompt, params, decoder=settings, raw=raw)
-        lanes.append(Lane(title or f"several: {answer.decoder}", answer))
+        lanes.append(RaceLane(title or f"several: {answer.decoder}", answer))
     if console.is_terminal:
         with Live(_picture(lanes, console), console=console, refresh_per_second=12, vertical_overflow="crop") as live:
             _run(lanes, lambda: live.update(_picture(lanes, console)))
@@ -93,13 +93,13 @@ def run_race(
     _report(lanes, console, as_json)
 
 
-def _run(lanes: list[Lane], show: Callable[[], None]) -> None:
+def _run(lanes: list[RaceLane], show: Callable[[], None]) -> None:
     while open_lanes := [lane for lane in lanes if not lane.done]:
         min(open_lanes, key=lambda lane: lane.seconds).advance()
         show()
 
 
-def _picture(lanes: list[Lane], console: Console) -> Columns:
+def _picture(lanes: list[RaceLane], console: Console) -> Columns:
     # The newest lines of each lane, so that a long answer stays in the window.
     width = max(20, console.width // 2 - 5)
     height = max(4, min(30, console.height - 12)) if console.is_terminal else 1000
@@ -119,7 +119,7 @@ def _first_difference(plain: tuple[int, ...], other: tuple[int, ...]) -> int | N
     return None
 
 
-def _report(lanes: list[Lane], console: Console, as_json: bool) -> None:
+def _report(lanes: list[RaceLane], console: Console, as_json: bool) -> None:
     plain, other = (lane.answer.result() for lane in lanes)
     speed_up = lanes[0].seconds / lanes[1].seconds
     first = _first_difference(plain.token_ids, other.token_ids)

@@ -1,19 +1,21 @@
-"""`stridelm serve` and `stridelm demo`: load a model, say where it is served, and stay until told to leave."""
+"""`stridelm serve`: load a model, say where it is served, and stay until told to leave."""
 
 import ipaddress
 import logging
 import sys
 import threading
 import webbrowser
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import stridelm
-from stridelm.api import LanguageModel
+from stridelm.cli.options import with_settings
 from stridelm.params import InputError
 from stridelm.serve.settings import ServeSettings
-from stridelm.settings import AUTO, LoadSettings
+from stridelm.settings import AUTO, ModelChoice
+
+if TYPE_CHECKING:
+    from stridelm.api import LanguageModel
 
 log = logging.getLogger(__name__)
 
@@ -21,35 +23,36 @@ _PACKAGES = ("fastapi", "uvicorn", "sse_starlette", "prometheus_client", "orjson
 """What the extra `serve` installs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asked for."""
+@with_settings
+def serve(
+    choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
+    settings: ServeSettings = ServeSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Serve a model to OpenAI's clients, with a playground at /. SIGTERM or Ctrl-C lets open answers finish; a second
+    one does not.
 
-    model: str
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
-    settings: ServeSettings
-    load: LoadSettings
-    opens_browser: bool = False
-    """Show the playground to whoever sits here."""
+    \b
+    stridelm serve
+    STRIDELM_API_KEY=... stridelm serve --host 0.0.0.0 --model Qwen/Qwen3-4B --adapter runs/qwen
+    """
+    run(choice, settings)
 
 
-def run(request: Request) -> None:
+def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = False) -> None:
+    """`opens_browser`: show the playground on this machine."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"the server needs {missing[0]}: pip install 'stridelm[serve]'")
-    from stridelm.engine.lane import Lane
+    from stridelm.engine.thread import EngineThread
     from stridelm.serve.lifecycle import Server, bind, make_context
 
     _set_up_logging()
-    settings = request.settings
     listener = bind(settings)  # before the model is loaded: a port that is taken is told at once
     if settings.api_key is None and not _is_loopback(settings.host):
         log.warning("everyone who reaches %s may use this server: set STRIDELM_API_KEY", settings.host)
-    lane = Lane()
-    model = lane.run(lambda: _load(request)).result()
-    context = make_context(model, settings, _own_name(request.model), lane)
+    thread = EngineThread()
+    model = thread.run(lambda: _load(choice)).result()
+    context = make_context(model, settings, _own_name(choice.model), thread)
 
     def announce(address: str) -> None:
         print(
@@ -57,7 +60,7 @@ def run(request: Request) -> None:
             f"a KV cache of {model.engine.forward.cache.capacity} tokens; playground: {address}/",
             flush=True,
         )
-        if request.opens_browser:
+        if opens_browser:
             # Some browsers hold up whoever opens them, and this is the server's own thread.
             threading.Thread(target=_open, args=(f"{address}/",), daemon=True).start()
 
@@ -69,15 +72,11 @@ def _open(address: str) -> None:
         print(f"stridelm: no browser could be opened: open {address} in one", flush=True)
 
 
-def _load(request: Request) -> LanguageModel:
+def _load(choice: ModelChoice) -> "LanguageModel":
     """The model, with everything measured and loaded that a request may ask for."""
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
+    from stridelm.api import LanguageModel
+
+    model = LanguageModel.load(choice)
     model.warm_up()
     return model
 

@@ -1,205 +1,47 @@
-"""`stridelm train`: prompts, rollouts, training, and a folder that holds what was trained and all about its making."""
+"""`stridelm train`: its options; `train/run.py` does the work."""
 
-import shlex
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
+import typer
 
-from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.files import read_json, write_json
-from stridelm.params import InputError
-from stridelm.prompts import read_prompts
-from stridelm.settings import AUTO_DTYPE, LoadSettings
-from stridelm.train.checkpoint import checkpoints, remove_checkpoints
-from stridelm.train.conversion import WAYS
-from stridelm.train.display import Display
-from stridelm.train.parallel import Team, joined
-from stridelm.train.record import circumstances, draw_report, write_card
-from stridelm.train.rollouts import RolloutStore
-from stridelm.train.settings import TrainSettings, differences
-from stridelm.train.tensorboard import tensorboard_writer
-from stridelm.train.trainer import Trainer
-
-RECORD = "train.json"
-_FREE_BYTES = 200_000_000
-"""Beside what is trained: rollouts, metrics, the picture."""
+from stridelm.cli.options import PROMPTS_HELP, Model, with_settings
+from stridelm.settings import DEFAULT_MODEL
+from stridelm.train.settings import TrainSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asked for."""
+@with_settings
+def train(
+    out: Annotated[
+        Path, typer.Option("--out", help="The folder to make: what is trained, a model card and the record of the run.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            help=f"What to answer: {PROMPTS_HELP} For --objective ground-truth and sft with an `answer` each, or "
+            "chats that end with the assistant's turn.",
+        ),
+    ] = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option("--rollouts", help="Where the model's answers are kept, to be used again; default OUT/rollouts."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that OUT holds.")] = False,
+    settings: TrainSettings = TrainSettings(),  # noqa: B008 (frozen)
+) -> None:
+    """Convert a model: teach it to propose several tokens per pass. Its own answers do not change, unless its own
+    weights are tuned (--mode full, --gate none).
 
-    model: str
-    prompts: Path | None
-    out: Path
-    rollouts: Path | None
-    resume: bool
-    settings: TrainSettings
+    \b
+    stridelm train --model smollm2 --out runs/mine                 # no data: the model prompts itself
+    stridelm train --model Qwen/Qwen3-4B --prompts my_domain.jsonl --out runs/qwen
+    stridelm train --mode full --objective online --random-k --out runs/full
+    stridelm train --mode heads --heads 4 --out runs/heads
+    stridelm train --mode draft --layers 2 --out runs/draft
+    torchrun --nproc-per-node 8 --module stridelm train ...        # several GPUs
+    """
+    from stridelm.train import run as training
 
-
-def run(request: Request) -> None:
-    with joined(request.settings.device) as team:
-        _run(request, team)
-
-
-def _run(request: Request, team: Team) -> None:
-    settings, out = request.settings, request.out
-    team.check(settings.texts)
-    lines = read_prompts(request.prompts) if request.prompts else []
-    rollouts_folder = request.rollouts or out / "rollouts"
-    if team.is_first:
-        _check_out(out, WAYS[settings.mode].result, resume=request.resume)
-        _check_place(rollouts_folder)
-    checkpoint = load_checkpoint(request.model, _load_settings(settings), trainable=True)
-    WAYS[settings.mode].check(checkpoint, settings, team)
-    made = (_starting(out), out, rollouts_folder) if team.is_first else ()
-    with Display(speaks=team.is_first) as display, _removed_if_refused(*made):
-        store = RolloutStore(rollouts_folder, checkpoint, lines, settings, display.report)
-        with team.first_before_others():
-            record = _opened(request, checkpoint, store, team) if team.is_first else {}
-            rollouts = store.make()
-        with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
-
-            def watch(entry: dict[str, Any]) -> None:
-                display.watch(settings.steps, entry)
-                to_tensorboard(entry)
-
-            trainer = Trainer(checkpoint, rollouts, settings, out, watch, team)
-            if team.is_first:
-                record["data"] = rollouts.manifest | trainer.batches.coverage
-                write_json(out / RECORD, record)
-                display.say(_coverage(trainer.batches.coverage, settings.length))
-            evaluation = trainer.run()
-    if not team.is_first:
-        trainer.conversion.save(None)
-        return
-    options = WAYS[settings.mode].usage(request.model, str(out))
-    write_card(out, record, trainer.conversion.card, options, evaluation)
-    drawn = draw_report(out)
-    # With these two a run is finished: killed before, it is resumed and comes here again.
-    trainer.conversion.save(out)
-    remove_checkpoints(out)
-    print(f"{out}: {evaluation.sentence}")
-    if not drawn:
-        print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    print(f'try it: stridelm generate {shlex.join(options)} "..."')
-
-
-def _coverage(counts: dict[str, int], length: int) -> str:
-    return (
-        f"{counts['texts_used']} texts to train on; {counts['texts_cut']} are cut at --length ({length}), "
-        f"{counts['texts_left_out']} left out: too little of an answer fits"
-    )
-
-
-def _say_nothing(entry: dict[str, Any]) -> None:
-    """Of several processes, one speaks."""
-
-
-def _load_settings(settings: TrainSettings) -> LoadSettings:
-    on_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and torch.cuda.is_available())
-    dtype = ("bfloat16" if on_gpu else "float32") if settings.dtype == AUTO_DTYPE else settings.dtype
-    return LoadSettings(device=settings.device, dtype=dtype, threads=settings.threads)
-
-
-def _check_out(out: Path, result: str, *, resume: bool) -> None:
-    """A folder that is new, or one of a run that is to go on."""
-    if not out.exists():
-        if resume:
-            raise InputError(f"{out}: there is nothing to resume; leave --resume out to start")
-        _check_place(out)
-        return
-    if not resume:
-        raise InputError(f"{out}: exists already: name another folder, or go on with what it holds by --resume")
-    if not (out / RECORD).is_file():
-        raise InputError(f"{out}: holds no {RECORD}, so there is no run to resume: name another folder")
-    if (out / result).is_file() and not checkpoints(out):
-        raise InputError(f"{out}: its run is finished, there is nothing to resume")
-
-
-def _check_place(folder: Path) -> None:
-    place = _nearest(folder)
-    if not place.is_dir():
-        raise InputError(f"{place}: is a file, so there can be no folder {folder}: name another one")
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder, or else what there is of the way to it."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
-
-
-def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
-    """Weights and two moments of the optimiser in float32, twice while a checkpoint replaces another."""
-    needed = WAYS[settings.mode].values(checkpoint.network, settings) * 4 * 3 * 2 + _FREE_BYTES
-    place = _nearest(out)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise InputError(
-            f"{place}: {free / 1e6:,.0f} MB are free, but the run needs about {needed / 1e6:,.0f} MB: make room, or "
-            "name another --out"
-        )
-
-
-def _opened(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
-    """Make the run's folder, once everything that can be refused was; returns what train.json says."""
-    _check_room(request.out, checkpoint, request.settings)
-    record = _record(request, checkpoint, store, team)
-    store.check()
-    _open(request, record)
-    return record
-
-
-def _record(request: Request, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
-    """What train.json says. Of a resumed run: what it said before, which must be what was asked for now."""
-    asked = {
-        "model": request.model,
-        "prompts": str(request.prompts) if request.prompts else None,
-        "rollouts": str(request.rollouts) if request.rollouts else None,
-        "settings": asdict(request.settings),
-        "data": store.manifest(),
-    }
-    now = circumstances(checkpoint.device)
-    now["machine"]["processes"] = team.size
-    if not request.resume:
-        return asked | now
-    file = request.out / RECORD
-    before = read_json(file, "start anew with another --out")
-    if apart := differences(before, asked):
-        raise InputError(
-            f"{file}: the run to be resumed has other settings: {', '.join(apart)}. Give the same, or a new --out"
-        )
-    return before | {"resumed": [*before.get("resumed", []), now]}
-
-
-def _open(request: Request, record: dict[str, Any]) -> None:
-    """Write train.json. A new folder has it from its first moment: without it there is nothing to resume."""
-    if request.resume:
-        write_json(request.out / RECORD, record)
-        return
-    folder = _starting(request.out)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write_json(folder / RECORD, record)
-    folder.rename(request.out)
-
-
-def _starting(out: Path) -> Path:
-    return out.with_name(f".{out.name}.starting")
-
-
-@contextmanager
-def _removed_if_refused(*folders: Path) -> Iterator[None]:
-    """Folders that this run makes go again if it ends before they hold answers or a checkpoint."""
-    made = [folder for folder in folders if not folder.exists()]
-    try:
-        yield
-    except (InputError, OSError):
-        for folder in made:
-            if not any(any(folder.rglob(pattern)) for pattern in ("answers-*", "checkpoint-*")):
-                shutil.rmtree(folder, ignore_errors=True)
-        raise
+    training.run(training.TrainOptions(model, prompts, out, rollouts, resume, settings))

@@ -1,255 +1,38 @@
-"""`stridelm tune`: which decoder, with which settings, is best for a user's own prompts on this machine."""
+"""`stridelm tune`: its options; `bench/tune.py` does the work."""
 
-import os
-import shlex
-import statistics
-import sys
-from collections import defaultdict
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-from rich.console import Console
-from rich.progress import Progress
+import typer
 
-import stridelm
-from stridelm.api import LanguageModel
-from stridelm.backends.common.processor import processor_entry
-from stridelm.bench.page.frontier_picture import draw
-from stridelm.params import InputError, SamplingParams
-from stridelm.profile import FILE, Measured, label, write_profile
-from stridelm.prompts import PromptLine, read_prompts
-from stridelm.settings import DEFAULT_MODEL, PLAIN, DecodeSettings, LoadSettings
-from stridelm.stats import path_in_words
-from stridelm.train.record import circumstances
-from stridelm.types import Result
-
-MOST_PROMPTS = 16
-PICTURE = "frontier.png"
+from stridelm.cli.options import PROMPTS_HELP, with_settings
+from stridelm.settings import ModelChoice
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asked for."""
-
-    prompts: Path
-    out: Path
-    model: str
-    adapter: str | None
-    draft_model: str | None
-    heads: str | None
-    max_tokens: int
-    rounds: int
-    agreement: float
-    load: LoadSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One answer of a candidate, beside the plain one to the same prompt in the same round."""
-
-    speed_up: float
-    tokens_per_second: float
-    tokens_per_forward: float
-    agreement: float
-    identical: bool
-    exact: bool
-    forwards: int
-    own_forwards: int
-    """Those that the backend ran by itself."""
-    backend: str
-
-
-def run(request: Request) -> None:
-    lines = _checked(request)
-    model = stridelm.load(
-        request.model,
-        adapter=request.adapter,
-        draft_model=request.draft_model,
-        heads=request.heads,
-        settings=request.load,
-    )
-    if len(lines) > MOST_PROMPTS:
-        print(f"{request.prompts}: the first {MOST_PROMPTS} of {len(lines)} prompts are used", file=sys.stderr)
-        lines = lines[:MOST_PROMPTS]
-    params = SamplingParams(max_tokens=request.max_tokens)
-    _check_prompts(model, lines, params)
-    settings = candidates(
-        has_draft=model.loaded.has_given_draft,
-        mask_k=0 if model.gate is None else model.gate.k,
-        heads_k=0 if model.heads is None else model.heads.k,
-    )
-    measured = measure(model, [line.prompt for line in lines], settings, params, request.rounds)
-    chosen = choose(measured, request.agreement)
-    request.out.mkdir(parents=True, exist_ok=True)
-    title = f"{Path(request.model).name}, {request.prompts.name}"
-    drawn = draw(request.out / PICTURE, measured, chosen, title)
-    file = request.out / FILE
-    record = _record(request, model, len(lines))
-    write_profile(file, chosen.settings, model.target.fingerprint, measured, record)
-    print("\n".join(table(measured, chosen)))
-    if not drawn:
-        print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
-    model_name = None if request.model == DEFAULT_MODEL else request.model
-    given = {
-        "--model": model_name,
-        "--adapter": request.adapter,
-        "--draft-model": request.draft_model,
-        "--heads": request.heads,
-    }
-    needed = [part for name, value in given.items() if value is not None for part in (name, value)]
-    print(f'\nuse it: {shlex.join(["stridelm", "generate", *needed, "--profile", str(file)])} "..."')
-
-
-def _checked(request: Request) -> list[PromptLine]:
-    """The prompts. What can be refused without a model is refused here."""
-    if not 2 <= request.max_tokens <= 2**20:
-        raise InputError(f"--max-tokens must be between 2 and {2**20}, not {request.max_tokens}")
-    if not 1 <= request.rounds <= 1000:
-        raise InputError(f"--rounds must be between 1 and 1000, not {request.rounds}")
-    if not 0 <= request.agreement <= 1:
-        raise InputError(f"--agreement must be between 0 (any text) and 1 (the same text), not {request.agreement}")
-    place = next(each for each in (request.out, *request.out.absolute().parents) if each.exists())
-    if not place.is_dir():
-        raise InputError(f"{place}: is a file, so there can be no folder {request.out}: name another one")
-    if not os.access(place, os.W_OK):
-        raise InputError(f"{place}: may not be written to: name another folder")
-    return read_prompts(request.prompts)
-
-
-def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: SamplingParams) -> None:
-    """A bad prompt must not cost the measurements before it."""
-    for line in lines:
-        try:
-            model.stream(line.prompt, params, decoder=PLAIN).close()
-        except InputError as error:
-            raise InputError(f"{line.place}: {error}") from error
-
-
-def candidates(*, has_draft: bool, mask_k: int, heads_k: int = 0) -> list[DecodeSettings]:
-    """What is worth a try with what is loaded, plain decoding first. `mask_k` is 0 without masks, `heads_k` without
-    prediction heads."""
-    found = [DecodeSettings(PLAIN), DecodeSettings(), *(DecodeSettings(nodes=nodes) for nodes in (4, 8, 16))]
-    if mask_k:
-        found += [DecodeSettings("self", k=k) for k in sorted({3, 5, mask_k}) if k <= mask_k]
-    if heads_k:
-        found += [DecodeSettings("heads", k=k) for k in sorted({3, heads_k}) if k <= heads_k]
-    found += [DecodeSettings("ngram", k=k) for k in (4, 8)]
-    if has_draft:
-        found += [DecodeSettings("draft", k=k) for k in (4, 8)]
-    found += [DecodeSettings(tolerance=tolerance) for tolerance in (0.1, 0.3, 0.5, 0.7)]
-    if mask_k:
-        found += [DecodeSettings("adaptive", threshold=threshold) for threshold in (0.95, 0.9, 0.8, 0.6)]
-        found += [DecodeSettings("static", k=k) for k in (2, 3) if k <= mask_k]
-    return found
-
-
-def measure(
-    model: LanguageModel, prompts: list[Any], settings: list[DecodeSettings], params: SamplingParams, rounds: int
-) -> list[Measured]:
-    """Every candidate on every prompt, in turn, so that what disturbs the machine disturbs all of them alike.
-
-    `settings` begins with plain decoding. One more round goes before the others to warm up and is not counted.
-    """
-    samples: dict[DecodeSettings, list[Sample]] = defaultdict(list)
-    console = Console(stderr=True, highlight=False)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=(1 + rounds) * len(prompts) * len(settings))
-        for number in range(1 + rounds):
-            what = f"round {number} of {rounds}" if number else "warming up"
-            for prompt in prompts:
-                plain: Result | None = None
-                for each in settings:
-                    progress.update(task, description=f"{what}, {label(each)}")
-                    model.forget()
-                    result = model.generate(prompt, params, decoder=each)
-                    plain = plain or result
-                    if number:
-                        samples[each].append(compare(plain, result))
-                    progress.advance(task)
-    return [summarize(each, samples[each]) for each in settings]
-
-
-def compare(plain: Result, result: Result) -> Sample:
-    """Seconds per token are compared: the answer of a lossy decoder may be longer or shorter than the plain one."""
-    same = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain.token_ids, result.token_ids, strict=False))
-    )
-    return Sample(
-        speed_up=result.stats.tokens_per_second / plain.stats.tokens_per_second,
-        tokens_per_second=result.stats.tokens_per_second,
-        tokens_per_forward=result.stats.tokens_per_forward,
-        agreement=same / len(plain.token_ids),
-        identical=plain.token_ids == result.token_ids,
-        exact=result.exact,
-        forwards=result.stats.forwards,
-        own_forwards=result.stats.own_forwards,
-        backend=result.backend,
-    )
-
-
-def summarize(settings: DecodeSettings, samples: list[Sample]) -> Measured:
-    speed_ups = [sample.speed_up for sample in samples]
-    # Quartiles need two values; of a single one all three are that one.
-    low, middle, high = statistics.quantiles(speed_ups * (1 + (len(samples) == 1)), n=4, method="inclusive")
-    return Measured(
-        settings=settings,
-        speed_up=middle,
-        low=low,
-        high=high,
-        tokens_per_second=statistics.median(sample.tokens_per_second for sample in samples),
-        tokens_per_forward=statistics.mean(sample.tokens_per_forward for sample in samples),
-        agreement=statistics.fmean(sample.agreement for sample in samples),
-        identical=statistics.fmean(sample.identical for sample in samples),
-        exact=all(sample.exact for sample in samples),
-        path=path_in_words(
-            samples[0].backend,
-            sum(sample.forwards for sample in samples),
-            sum(sample.own_forwards for sample in samples),
-            len(samples),
+@with_settings
+def tune(
+    prompts: Annotated[
+        Path, typer.Option("--prompts", help=f"What to tune for, the first 16 are used: {PROMPTS_HELP}")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder for profile.json and frontier.png.")],
+    choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 96,
+    rounds: Annotated[int, typer.Option("--rounds", help="Measurements per prompt, after one to warm up.")] = 3,
+    agreement: Annotated[
+        float,
+        typer.Option(
+            "--agreement",
+            help="How much of the plain answer must come before the first other token, on average, 0 to 1; 1 chooses "
+            "among exact decoders only.",
         ),
-    )
+    ] = 1.0,
+) -> None:
+    """Find the decoder and settings that are fastest for your prompts on this machine, for `generate --profile`.
 
-
-def choose(measured: list[Measured], agreement: float) -> Measured:
-    """The fastest that agrees enough, or plain decoding, which comes first, where none is faster.
-
-    Agreement of 1 asks for a promise: a lossy decoder that kept to the text on these prompts may not on the next.
+    \b
+    stridelm tune --prompts questions.jsonl --out tuned
+    stridelm generate --profile tuned/profile.json "Why is the sky blue?"
     """
-    plain, *others = measured
-    allowed = [
-        each for each in others if each.agreement >= agreement and each.speed_up > 1 and (each.exact or agreement < 1)
-    ]
-    return max(allowed, key=lambda each: each.speed_up, default=plain)
+    from stridelm.bench import tune as tuning
 
-
-def table(measured: list[Measured], chosen: Measured) -> list[str]:
-    """All candidates, the fastest first, as lines to print."""
-    width = max(len(label(each.settings)) for each in measured)
-    lines = [f"  {'decoder':<{width}}  speed-up  quartiles    tokens/s  per forward  agreement  identical  exact  path"]
-    for each in sorted(measured, key=lambda each: each.speed_up, reverse=True):
-        lines.append(
-            f"{'*' if each is chosen else ' '} {label(each.settings):<{width}}  {each.speed_up:>7.2f}x  "
-            f"{each.low:>4.2f} - {each.high:<4.2f}  {each.tokens_per_second:>8.1f}  {each.tokens_per_forward:>11.2f}  "
-            f"{each.agreement:>9.3f}  {each.identical:>9.3f}  {'yes' if each.exact else 'no':<5}  {each.path}"
-        )
-    return [*lines, f"* chosen: {label(chosen.settings)}"]
-
-
-def _record(request: Request, model: LanguageModel, prompts: int) -> dict[str, Any]:
-    """What the profile tells besides its settings."""
-    made = circumstances(model.target.device)
-    command, machine = made.pop("command"), made.pop("machine")
-    machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}
-    return {
-        "model": request.model,
-        "agreement": request.agreement,
-        "prompts": prompts,
-        "max_tokens": request.max_tokens,
-        "rounds": request.rounds,
-        "machine": machine | made | {"date": datetime.now(UTC).isoformat(timespec="seconds")},
-        "command": command,
-    }
+    tuning.run(tuning.TuneOptions(choice, prompts, out, max_tokens, rounds, agreement))

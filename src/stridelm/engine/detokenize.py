@@ -12,7 +12,7 @@ _REMEMBERED = 2**15
 _SHORT = 2
 
 
-class Decoder:
+class Detokenizer:
     """A tokenizer's `decode` for all streams of an engine. For every token they ask about it and the one before: the
     texts of late are remembered."""
 
@@ -30,7 +30,7 @@ class Decoder:
 class TextStream:
     """Feed it tokens one by one; it releases the text that is certain."""
 
-    def __init__(self, decode: Decoder, stop: Items[str] = ()) -> None:
+    def __init__(self, decode: Detokenizer, stop: Items[str] = ()) -> None:
         self.stop = stop
         self.stopped = False
         self._decode = decode

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward, Policy
-from stridelm.engine.detokenize import Decoder, TextStream
+from stridelm.engine.detokenize import Detokenizer, TextStream
 from stridelm.engine.own_steps import OwnSteps
 from stridelm.engine.scheduler import Scheduler
 from stridelm.layout import lay_out
@@ -31,7 +31,7 @@ class Engine:
         self.own_steps = OwnSteps(forward)
         self.ran: WeakKeyDictionary[Policy, Counter[tuple[bool, int]]] = WeakKeyDictionary()
         """By policy: (whether the backend ran it by itself, drafts) -> forward passes that emitted tokens."""
-        self._decode = Decoder(tokenizer)
+        self._decode = Detokenizer(tokenizer)
         self._texts: dict[Sequence, TextStream] = {}
 
     def add(self, sequence: Sequence) -> None:
@@ -54,11 +54,11 @@ class Engine:
         """One forward pass, the backend's own where it can run whole steps, else the host's. Returns what it added to
         each answer, or what an answer failed with. Prompts still being read add nothing."""
         own = self.own_steps.step(self.scheduler.schedule())
-        events = self._emit(_Step(own.batch, own.blocks, own.commits, is_own=True))
+        events = self._emit(_StepResult(own.batch, own.blocks, own.commits, is_own=True))
         events += [self._fail(sequence, error) for sequence, error in own.refused]
         if own.host:
             step = self._decide(own.host)
-            events += self._emit(step) if isinstance(step, _Step) else self._one_by_one(own.host)
+            events += self._emit(step) if isinstance(step, _StepResult) else self._one_by_one(own.host)
         return events
 
     def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
@@ -75,7 +75,7 @@ class Engine:
         finally:
             self.remove(sequence)
 
-    def _decide(self, batch: list[Sequence]) -> "_Step | Exception":
+    def _decide(self, batch: list[Sequence]) -> "_StepResult | Exception":
         """Plan, run and commit, without a trace in cache or sequences yet."""
         parts = _policies(batch)
         try:
@@ -92,7 +92,7 @@ class Engine:
             raise  # ours, not a request's
         except Exception as error:
             return error
-        return _Step(batch, blocks, commits, outputs)
+        return _StepResult(batch, blocks, commits, outputs)
 
     def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
         """Somebody's request broke the step. By themselves the others get on, and it fails."""
@@ -104,7 +104,7 @@ class Engine:
         events: list[tuple[Sequence, Stride | Exception]] = []
         for sequence in batch:
             step = self._decide([sequence])
-            events += self._emit(step) if isinstance(step, _Step) else [self._fail(sequence, step)]
+            events += self._emit(step) if isinstance(step, _StepResult) else [self._fail(sequence, step)]
         return events
 
     def _fail(self, sequence: Sequence, error: Exception) -> tuple[Sequence, Exception]:
@@ -113,7 +113,7 @@ class Engine:
         self.remove(sequence)
         return sequence, error
 
-    def _emit(self, step: "_Step") -> list[tuple[Sequence, Stride | Exception]]:
+    def _emit(self, step: "_StepResult") -> list[tuple[Sequence, Stride | Exception]]:
         """Keep what was accepted, add it to the answers, and let the policies learn from it."""
         cache = self.forward.cache
         events: list[tuple[Sequence, Stride | Exception]] = []
@@ -188,7 +188,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _StepResult:
     """What was run and decided."""
 
     batch: list[Sequence]

@@ -1,6 +1,6 @@
 """Serving by steps that a backend runs by itself: which sequences, at which stepper, with how many drafts.
 
-A sequence that asks for nothing but what the stepper declares takes a place of one (`step_loop`); all others, and
+A sequence that asks for nothing but what the stepper declares takes a place of one (`device_loop`); all others, and
 prompts, take the host's steps. Whatever fails here leaves cache and sequences as they were, and the host runs the step.
 
 The cache may take blocks back at any time (others need room, or a sequence makes room). So every placed text notes when
@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.contracts import Forward
 from stridelm.decode.chain_length import ChainLength
+from stridelm.engine.device_loop import DeviceLoop
 from stridelm.engine.emitted import block_of, commit_of
 from stridelm.engine.placed_text import Orders, TextLoop, place_texts
 from stridelm.engine.step_kind import StepKind
-from stridelm.engine.step_loop import StepLoop
 from stridelm.engine.step_shapes import Key, StepShapes, longest
 from stridelm.params import InputError
 from stridelm.types import Block, Commit, Sequence
@@ -217,7 +217,7 @@ class OwnSteps:
 
     def _step(self, key: Key, sequences: list[Sequence], orders: Orders, outcome: Outcome) -> None:
         if key not in self._loops:
-            self._loops[key] = StepLoop(self._shapes.stepper(key))
+            self._loops[key] = DeviceLoop(self._shapes.stepper(key))
         loop, before = self._loops[key], outcome.count
         place_texts(loop, sequences)
         while outcome.count == before:  # what was launched for others gives nothing

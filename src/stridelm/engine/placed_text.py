@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Continuation
 from stridelm.decode.chain_length import ChainLength
-from stridelm.engine.step_loop import StepLoop
+from stridelm.engine.device_loop import DeviceLoop
 from stridelm.types import Sequence
 
 
@@ -39,7 +39,7 @@ class PlacedText:
 
 Orders = Mapping[Sequence, ChainLength]
 """Who ordered a step's drafts for which sequence, and is told what came of them."""
-TextLoop = StepLoop[PlacedText, Orders]
+TextLoop = DeviceLoop[PlacedText, Orders]
 
 
 def place_texts(loop: TextLoop, sequences: list[Sequence]) -> None:

@@ -8,7 +8,7 @@ from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
 from stridelm.types import Sequence
 
-MOST_SEQUENCES = 64
+MAX_SEQUENCES = 64
 PREFILL_ROWS = 512
 """Rows of prompts, over all sequences, in one step: long prompts are read in parts."""
 _RESERVE = 512
@@ -24,7 +24,9 @@ class Scheduler:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self.most_sequences = MOST_SEQUENCES
+        self.max_sequences = MAX_SEQUENCES
+        self.prefill_rows = PREFILL_ROWS
+        """Maximum number of rows of prompts in a step."""
         self.shared_prefill_rows = PREFILL_ROWS
         """Rows of prompts in a step in which others write: they wait for it."""
         self.waiting: list[Sequence] = []
@@ -51,11 +53,11 @@ class Scheduler:
         """Make room for those who run, admit whom there is room for, and let everyone in who has rows to run."""
         ready = self._with_room()
         for sequence in [waiting for waiting in self.waiting if not waiting.is_held]:
-            if len(self.running) >= self.most_sequences and not self._held():
+            if len(self.running) >= self.max_sequences and not self._held():
                 break
             if not self._admit(sequence):
                 break
-            if len(self.running) >= self.most_sequences:
+            if len(self.running) >= self.max_sequences:
                 self._preempt(self._held()[-1])
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_arrival)
@@ -72,7 +74,7 @@ class Scheduler:
         for sequence in list(self.running):
             if sequence.is_held or sequence.table is None:  # or it has just made room
                 continue
-            end = min(len(sequence.tokens), sequence.cached + PREFILL_ROWS)
+            end = min(len(sequence.tokens), sequence.cached + self.prefill_rows)
             if needed := sequence.policy.needed_rows:
                 end += min(needed, sequence.room)
             if end <= sequence.table.capacity or self._make_room(sequence, end):
@@ -149,7 +151,7 @@ class Scheduler:
             sequence.allowance = len(sequence.tokens) - sequence.cached
         # Most have one row to run: whoever reads has more.
         reading = [sequence for sequence in ready if sequence.allowance > 1 and _is_reading(sequence)]
-        left = PREFILL_ROWS if len(reading) == len(ready) else min(PREFILL_ROWS, self.shared_prefill_rows)
+        left = self.prefill_rows if len(reading) == len(ready) else min(self.prefill_rows, self.shared_prefill_rows)
         for sequence in sorted(reading, key=_arrival):
             sequence.allowance = min(sequence.allowance, left)
             left -= sequence.allowance

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Literal, Protocol
 
 from stridelm.engine.engine import Engine
-from stridelm.engine.lane import Lane
+from stridelm.engine.thread import EngineThread
 from stridelm.params import InputError
 from stridelm.types import FinishReason, Sequence, Stride
 
@@ -41,8 +41,8 @@ class EngineStopped(Exception):
 class Worker:
     """Runs steps as long as there is something to run. Nothing here waits for a step but `stop`."""
 
-    def __init__(self, engine: Engine, observers: Iterable[Observer] = (), lane: Lane | None = None) -> None:
-        """`lane`: where the model was loaded, best; a lane of its own otherwise."""
+    def __init__(self, engine: Engine, observers: Iterable[Observer] = (), thread: EngineThread | None = None) -> None:
+        """`thread`: where the model was loaded, best; a thread of its own otherwise."""
         self.engine = engine
         self.failure: BaseException | None = None
         """Why the engine crashed."""
@@ -54,7 +54,7 @@ class Worker:
         """Who is to be held or to go on, from the next step: within one nobody may be held all of a sudden."""
         self._receivers: dict[Sequence, Receive] = {}
         self._is_stopping = False
-        self._lane = lane or Lane()
+        self._thread = thread or EngineThread()
         self._rounds: Future[None] | None = None
         """Done when no more steps are run."""
 
@@ -63,7 +63,7 @@ class Worker:
         self._observers.append(observer)
 
     def start(self) -> None:
-        self._rounds = self._lane.run(self._run)
+        self._rounds = self._thread.run(self._run)
 
     def stop(self) -> None:
         """Give up what is not finished, and wait for the step that runs."""

@@ -14,7 +14,7 @@ from stridelm.serve.generation import Generation, check_queue
 from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.logprobs import chat_form, scored_stride
 from stridelm.serve.prompts import Prompts, text_of
-from stridelm.serve.reading import Answers
+from stridelm.serve.reading import StrideStreams
 from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
 from stridelm.serve.schemas.chat import ChatRequest, Prediction
@@ -49,7 +49,7 @@ async def answer_chat(
         await _predict(prompts, request.prediction, sequences)
     report = Report(context, request, generation.plan(sequences[0]), sequences, ignored=prompts.ignored(*told))
     check_queue(context, len(sequences), "n")
-    answers = Answers(context.worker, sequences if room else [])
+    answers = StrideStreams(context.worker, sequences if room else [])
     writer = ChatWriter(context, vocabulary, request, use, report, answers.end)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 

@@ -13,7 +13,7 @@ from stridelm.serve.generation import Generation, check_queue
 from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.logprobs import LegacyForm, Scored, scored, scored_stride
 from stridelm.serve.prompts import Prompts
-from stridelm.serve.reading import Answers, unless_left
+from stridelm.serve.reading import StrideStreams, unless_left
 from stridelm.serve.replies import Envelope, Report
 from stridelm.serve.respond import Reply, Strides, respond
 from stridelm.serve.schemas.text import CompletionRequest
@@ -48,7 +48,7 @@ async def answer_completion(
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
     choices = await asyncio.to_thread(_choices, context, vocabulary, request, asked, scored_prompts)
     writer = CompletionWriter(context, request, choices, report)
-    answers = Answers(context.worker, sequences)
+    answers = StrideStreams(context.worker, sequences)
     return await respond(http, answers, writer, context.settings, streams=bool(request.stream))
 
 
@@ -69,7 +69,9 @@ async def _score(context: Context, prompts: list[list[int]], alternatives: int) 
     confidence: list[tuple[float, ...]] = [() for _ in prompts]
     likeliest: list[tuple[Alternatives, ...]] = [() for _ in prompts]
     long = [index for index, prompt in enumerate(prompts) if len(prompt) > 1]
-    answers = Answers(context.worker, [context.model.scoring(list(prompts[index]), alternatives) for index in long])
+    answers = StrideStreams(
+        context.worker, [context.model.scoring(list(prompts[index]), alternatives) for index in long]
+    )
     try:
         async for number, stride in answers.strides():
             confidence[long[number]] += stride.confidence

@@ -118,6 +118,6 @@ def _check_limits(context: Context, request: TextRequest) -> None:
 
 def _decode_settings(context: Context, options: StrideOptions) -> DecodeSettings:
     try:
-        return context.model.check(DecodeSettings(**options.model_dump(exclude={"trace"})))
+        return context.model.check(options.settings())
     except InputError as error:
         raise context.refusal(error, "stride") from error

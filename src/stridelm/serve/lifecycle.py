@@ -18,7 +18,7 @@ from types import FrameType
 import uvicorn
 
 from stridelm.api import LanguageModel
-from stridelm.engine.lane import Lane
+from stridelm.engine.thread import EngineThread
 from stridelm.engine.worker import Worker
 from stridelm.params import InputError
 from stridelm.serve.app import create_app
@@ -37,11 +37,13 @@ _FAREWELL_SECONDS = 5
 """For the last bytes of answers to reach clients that read slowly."""
 
 
-def make_context(model: LanguageModel, settings: ServeSettings, name: str, lane: Lane | None = None) -> Context:
-    """`name`: the model's own, for where the settings give none; `lane`: where it was loaded."""
-    model.engine.scheduler.most_sequences = settings.max_sequences
+def make_context(
+    model: LanguageModel, settings: ServeSettings, name: str, thread: EngineThread | None = None
+) -> Context:
+    """`name`: the model's own, for where the settings give none; `thread`: where it was loaded."""
+    model.engine.scheduler.max_sequences = settings.max_sequences
     names = settings.served_model_name or (name,)
-    return Context(model, Worker(model.engine, lane=lane), settings, Grammars(model, settings), names)
+    return Context(model, Worker(model.engine, thread=thread), settings, Grammars(model, settings), names)
 
 
 def bind(settings: ServeSettings) -> socket.socket:

@@ -7,24 +7,24 @@ from typing import TypeVar
 from fastapi import Request
 
 from stridelm.engine.worker import Worker
-from stridelm.serve.answer import OpenAnswer
 from stridelm.serve.errors import ApiError
+from stridelm.serve.stride_stream import StrideStream
 from stridelm.types import Sequence, Stride
 
 T = TypeVar("T")
 _CLIENT_LEFT = 499
 
 
-class Answers:
+class StrideStreams:
     """The open answers to one request. `close` them, whatever happens."""
 
     def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
-        self._answers: list[OpenAnswer] = []
+        self._answers: list[StrideStream] = []
         self._reading: dict[asyncio.Future[Stride], int] = {}
         """Who waits for the next stride, with the number of the answer."""
         try:
             for sequence in sequences:
-                self._answers.append(OpenAnswer(worker, sequence))
+                self._answers.append(StrideStream(worker, sequence))
         except BaseException:
             self.close()
             raise

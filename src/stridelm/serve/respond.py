@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stridelm.serve.http.json_body import JsonReply, dumps
 from stridelm.serve.http.sse import EventStream
-from stridelm.serve.reading import Answers, unless_left
+from stridelm.serve.reading import StrideStreams, unless_left
 from stridelm.serve.settings import ServeSettings
 from stridelm.types import Stride
 
@@ -27,7 +27,7 @@ class Writer(Protocol):
 
 
 async def respond(
-    request: Request, answers: Answers, writer: Writer, settings: ServeSettings, *, streams: bool
+    request: Request, answers: StrideStreams, writer: Writer, settings: ServeSettings, *, streams: bool
 ) -> Response:
     try:
         if not streams:

@@ -1,9 +1,9 @@
 """Thousands of answers at once: the engine for rollouts, where throughput counts and not latency.
 
 The serving engine looks at each sequence by itself; here everything has a fixed shape. A stepper has B places, each
-with its own stretch of a KV cache, and the loop is serving's (`step_loop`). When texts have finished, the next prompts
-are read together into their places. The draws are those of `stridelm.sampling`: an answer is the one that the serving
-engine gives with the same seed.
+with its own stretch of a KV cache, and the loop is serving's (`device_loop`). When texts have finished, the next
+prompts are read together into their places. The draws are those of `stridelm.sampling`: an answer is the one that the
+serving engine gives with the same seed.
 
 Where the GPU's kernels run the model, the steps are those that serving has (`backends.gpu.stepper`); elsewhere they go
 through transformers' layers (`dense_stepper`).
@@ -22,8 +22,8 @@ from stridelm.backends.gpu.weights import Weights
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.contracts import Continuation, Stepper
+from stridelm.engine.device_loop import DeviceLoop
 from stridelm.engine.step_kind import StepKind
-from stridelm.engine.step_loop import StepLoop
 from stridelm.params import InputError, SamplingParams
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
@@ -77,7 +77,7 @@ class RolloutLoop:
     def __init__(self, stepper: Stepper, reader: PromptReader, ends: frozenset[int], width: int) -> None:
         """`ends`: tokens that end an answer; `width`: maximum number of tokens of a prompt and its answer."""
         self.reader, self.ends, self.width = reader, ends, width
-        self.loop: StepLoop[Rollout, None] = StepLoop(stepper)
+        self.loop: DeviceLoop[Rollout, None] = DeviceLoop(stepper)
         self._kind = StepKind.of(stepper)
 
     def run(self, prompts: Iterable[RolloutPrompt]) -> Generator[Rollout, None, None]:

@@ -26,6 +26,7 @@ from stridelm.backends.native.library import library
 from stridelm.backends.native.load import NativeTarget
 from stridelm.backends.native.packed import ENTRIES, WEIGHTS
 from stridelm.layout import lay_out, make_block
+from stridelm.settings import ModelChoice
 from tiny import save_tiny
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -233,9 +234,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
     from stridelm.backends.native import load as native
 
     for module, name in ((native, "native"), (network, "torch")):
-        monkeypatch.setattr(module, "load_model", lambda model, settings, name=name, **_: name)
+        monkeypatch.setattr(module, "load_model", lambda choice, name=name: name)
     monkeypatch.setattr(backends, "_with_torch_drafters", lambda loaded, *_: loaded)
-    return lambda settings: str(backends.load_model("any", settings))
+    return lambda settings: str(backends.load_model(ModelChoice("any", settings=settings)))
 
 
 def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:

@@ -24,7 +24,7 @@ from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.heads import HEADS, HeadsConfig, TorchHeads, load_heads, save_heads
 from stridelm.backends.torch.llama_layer import has_llama_layers
-from stridelm.cli.tune import candidates
+from stridelm.bench.tune import candidates
 from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.heads import HeadsDrafter

@@ -12,7 +12,7 @@ from stridelm.backends.native.weights import make_weights
 from stridelm.models.preview import adapter_folder
 from stridelm.models.target import LoadedModel, Target
 from stridelm.models.tokenizer import Tokenizer
-from stridelm.settings import LoadSettings
+from stridelm.settings import ModelChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,14 @@ class NativeTarget(Target):
         return self.packed.notes["drift"][self.activations]
 
 
-def load_model(model: str, settings: LoadSettings, *, adapter: str | Path | None = None) -> LoadedModel:
-    """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
-    there are none."""
+def load_model(choice: ModelChoice) -> LoadedModel:
+    """The model and its adapter. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where there
+    are none."""
+    model, settings = choice.model, choice.settings
     lanes = int(library().stride_lanes())
     source = find_source(model, settings)
     packed, where = _packed(source, lanes)
-    given = adapter_folder(model, adapter)
+    given = adapter_folder(model, choice.adapter)
     conversion = packed if packed.notes["masks"] else None
     if given is not None:
         conversion = _conversion(given, model, packed, lanes)

@@ -28,8 +28,8 @@ from stridelm.settings import PLAIN
 from stridelm.stats import path_in_words
 from stridelm.types import Sequence, Stride
 
-_MOST, _FEW = 256, 64
-"""Strides that may wait for their reader: at the first the race pauses, below the second it goes on."""
+_HOLD_AT, _RESUME_BELOW = 256, 64
+"""Strides that wait for their reader."""
 
 
 class Moment(NamedTuple):
@@ -44,7 +44,16 @@ class Moment(NamedTuple):
 class Race:
     """Sequences that take turns; `moments` tells of them. `close` it, read to its end or not."""
 
-    def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        sequences: list[Sequence],
+        *,
+        hold_at: int = _HOLD_AT,
+        resume_below: int = _RESUME_BELOW,
+    ) -> None:
+        """The race pauses when `hold_at` strides wait for their reader, and goes on below `resume_below`."""
+        self._hold_at, self._resume_below = hold_at, resume_below
         self._worker, self._sequences = worker, sequences
         self._loop = asyncio.get_running_loop()
         self._moments: asyncio.Queue[Moment] = asyncio.Queue()
@@ -79,7 +88,7 @@ class Race:
                 raise event
             if event.finish_reason:
                 self._unread.discard(lane)
-            if self._is_paused and self._moments.qsize() < _FEW:
+            if self._is_paused and self._moments.qsize() < self._resume_below:
                 self._go_on()
             yield lane, seconds, event
 
@@ -90,7 +99,7 @@ class Race:
         self._sequences[lane].reads_anew = False
         if isinstance(event, Exception) or event.finish_reason:
             self._running.discard(lane)
-        self._is_paused = self._moments.qsize() >= _MOST
+        self._is_paused = self._moments.qsize() >= self._hold_at
         for each in self._running:
             self._sequences[each].is_held = self._is_paused or each != self._behind
         try:
@@ -112,7 +121,7 @@ class Race:
 
 
 async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary, request: RaceRequest) -> Response:
-    if request.stride.decoder == PLAIN:
+    if request.stride.model_dump()["decoder"] == PLAIN:
         message = "the other lane takes one token at a time already: choose another decoder"
         raise ApiError(400, message, param="stride.decoder")
     prompt = await prompts.chat(request.messages, [], opens_turn=True, continues=False)

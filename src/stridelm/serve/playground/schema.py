@@ -35,7 +35,7 @@ class RaceRequest(Strict):
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
                 seed=seed,
-                stride=StrideOptions(**options.model_dump(), trace=True),
+                stride=StrideOptions.model_validate(options.model_dump() | {"trace": True}),
             )
-            for options in (DecodeOptions(decoder=PLAIN), self.stride)
+            for options in (DecodeOptions.model_validate({"decoder": PLAIN}), self.stride)
         ]

@@ -1,12 +1,14 @@
 """What both ways of asking for text take. Unknown fields are refused, and every number is bounded here already."""
 
-from typing import Annotated, Any, Literal
+import dataclasses
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from stridelm.settings import DECODERS, LARGEST_K, LARGEST_TREE
+from stridelm.settings import DecodeSettings, field_docs
 
 LARGEST_COUNT = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
@@ -48,21 +50,28 @@ class Strict(BaseModel):
         return schema
 
 
-class DecodeOptions(Strict):
+def _derived(settings: type) -> dict[str, Any]:
+    """The fields of a settings dataclass, with their bounds, docs and defaults, as `create_model` takes them."""
+    docs = field_docs(settings)
+    made: dict[str, Any] = {}
+    for each in dataclasses.fields(settings):
+        is_optional = isinstance(each.type, UnionType)
+        kind: Any = get_args(each.type)[0] if is_optional else each.type
+        bounded: Any = Annotated[kind, Field(**each.metadata.get("bounds", {}))]
+        extra = {"enum": each.metadata["choices"]} if "choices" in each.metadata else None
+        about = Field(default=each.default, description=docs[each.name], json_schema_extra=extra)
+        made[each.name] = (bounded | None if is_optional else bounded, about)
+    return made
+
+
+_DecodeFields = create_model("_DecodeFields", __base__=Strict, **_derived(DecodeSettings))
+
+
+class DecodeOptions(_DecodeFields):
     """How several tokens per forward are found; what is left out is as in `stridelm generate`."""
 
-    decoder: Annotated[str, Field(json_schema_extra={"enum": list(DECODERS)})] = "auto"
-    """The decoder."""
-    k: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
-    """The most tokens that a drafter proposes in a row; static: tokens a pass."""
-    k_max: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
-    """adaptive: the most tokens a pass."""
-    threshold: Fraction | None = None
-    """adaptive: the confidence that every token of a run must have."""
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
-    nodes: Annotated[int, Field(ge=1, le=LARGEST_TREE)] | None = None
-    """The most proposed tokens, over all branches, that a pass verifies."""
+    def settings(self) -> DecodeSettings:
+        return DecodeSettings(**{each.name: getattr(self, each.name) for each in dataclasses.fields(DecodeSettings)})
 
 
 class StrideOptions(DecodeOptions):

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from stridelm.contracts import Continuation, Emitted
-from stridelm.engine.step_loop import StepLoop
+from stridelm.engine.device_loop import DeviceLoop
 
 
 class CountingStepper:
@@ -61,7 +61,7 @@ class CountingText:
         return self.written == [self.first + 1 + count for count in range(len(self.written))]
 
 
-CountingLoop = StepLoop[CountingText, str]
+CountingLoop = DeviceLoop[CountingText, str]
 
 
 def begin(loop: CountingLoop, place: int, text: CountingText) -> CountingText:

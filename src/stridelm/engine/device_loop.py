@@ -41,7 +41,7 @@ class Collected(Generic[TextT, OrderT]):
     """What the step was launched with."""
 
 
-class StepLoop(Generic[TextT, OrderT]):
+class DeviceLoop(Generic[TextT, OrderT]):
     """A stepper, the texts at its places and the steps in flight. `OrderT`: whatever the caller wants back with a step,
     such as who ordered it."""
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 
 
-class Lane:
+class EngineThread:
     """Runs what it is given, one after the other, always in the same thread.
 
     Every thread that computes in parallel has helpers of its own, and OpenMP lets them all sleep between two products

@@ -6,16 +6,20 @@ from collections import deque
 from stridelm.engine.worker import Event, Worker
 from stridelm.types import Sequence, Stride
 
-_MOST, _FEW = 64, 16
-"""Strides that may wait for their reader: at the first the sequence is held, below the second it goes on."""
+_HOLD_AT, _RESUME_BELOW = 64, 16
+"""Strides that wait for their reader."""
 
 
-class OpenAnswer:
+class StrideStream:
     """An async iterator over the strides of one sequence, which it submits. `close` it, read to its end or not."""
 
-    def __init__(self, worker: Worker, sequence: Sequence) -> None:
+    def __init__(
+        self, worker: Worker, sequence: Sequence, *, hold_at: int = _HOLD_AT, resume_below: int = _RESUME_BELOW
+    ) -> None:
+        """The sequence is held when `hold_at` strides wait for their reader, and goes on below `resume_below`."""
         self.sequence = sequence
         self._worker = worker
+        self._hold_at, self._resume_below = hold_at, resume_below
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
@@ -23,7 +27,7 @@ class OpenAnswer:
         self._is_held = False
         worker.submit(sequence, self._receive)
 
-    def __aiter__(self) -> "OpenAnswer":
+    def __aiter__(self) -> "StrideStream":
         return self
 
     async def __anext__(self) -> Stride:
@@ -34,7 +38,7 @@ class OpenAnswer:
             self._has_news.clear()
             await self._has_news.wait()
         event = self._events.popleft()
-        if self._is_held and len(self._events) < _FEW:
+        if self._is_held and len(self._events) < self._resume_below:
             self._hold(False)
         if isinstance(event, Exception):
             self._is_over = True
@@ -54,7 +58,7 @@ class OpenAnswer:
     def _take(self, event: Event) -> None:
         self._events.append(event)
         self._has_news.set()
-        if len(self._events) >= _MOST and not self._is_held and not self._is_over:
+        if len(self._events) >= self._hold_at and not self._is_held and not self._is_over:
             self._hold(True)
 
     def _hold(self, is_held: bool) -> None:

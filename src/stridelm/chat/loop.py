@@ -1,0 +1,155 @@
+"""A conversation in the terminal, or line by line through a pipe."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stridelm.chat.conversation import Conversation, Turn
+from stridelm.chat.screen import Screen, stride_bars, summary
+from stridelm.chat.speaker import Report, Speaker, total
+from stridelm.params import InputError
+from stridelm.settings import DECODERS
+
+
+class _Leave(Exception):
+    """/quit."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """The loop, and the commands that a line may hold."""
+
+    speaker: Speaker
+    screen: Screen
+    conversation: Conversation
+    reports: list[Report] = field(default_factory=list)
+    """Of all answers so far, also of those that were taken back."""
+
+    def run(self) -> None:
+        """Answer line after line. Where nobody types, the first thing that goes wrong is the end."""
+        for line in self.screen.lines():
+            try:
+                self._take(line)
+            except _Leave:
+                return
+            except InputError as error:
+                if not self.screen.is_interactive:
+                    raise
+                self.screen.tell(f"stridelm: {' '.join(str(error).split())}")
+
+    def _take(self, line: str) -> None:
+        if not line.startswith("/"):
+            if line.strip():
+                self._answer(self.conversation.ask(line.strip()))
+            return
+        name, _, argument = line.partition(" ")
+        command = COMMANDS.get(name)
+        if command is None:
+            raise InputError(f"there is no command {name}: /help lists them; a space before the line sends it as it is")
+        argument = argument.strip()
+        if argument and not command.takes:
+            raise InputError(f"{name} takes nothing after it")
+        command.run(self, argument)
+
+    def _answer(self, turn: Turn) -> None:
+        dropped = self.speaker.shorten(self.conversation)
+        if dropped:
+            turns = "turn" if dropped == 1 else f"{dropped} turns"
+            self.screen.tell(f"the conversation outgrew the context: its oldest {turns} dropped")
+        written = ""
+        report: Report | None = None
+        try:
+            with closing(self.speaker.ask(self.conversation.messages())) as reply:
+                try:
+                    for piece in reply:
+                        written += piece  # first: what was seen is part of the conversation
+                        self.screen.show(piece)
+                except KeyboardInterrupt:
+                    turn.is_interrupted = True
+                report = reply.report()
+            # Of an answer that was stopped before it began there is nothing to go on from.
+            turn.answer = None if turn.is_interrupted and not written else written
+            self.reports.append(report)
+        finally:
+            self.screen.end_answer(report, is_interrupted=turn.is_interrupted)
+        if turn.is_interrupted and not self.screen.is_interactive:
+            raise KeyboardInterrupt  # a script is ended, not one of its answers
+
+    # The commands
+
+    def help(self, _: str) -> None:
+        for name, command in COMMANDS.items():
+            self.screen.tell(f"{f'{name} {command.takes}':<16} {command.what}")
+        self.screen.tell("Ctrl-C stops an answer, Ctrl-D leaves. A space before a line sends it as it is.")
+
+    def reset(self, _: str) -> None:
+        self.conversation.turns.clear()
+        self.screen.tell("all turns forgotten")
+
+    def system(self, text: str) -> None:
+        self.conversation.system = text or None
+        self.screen.tell("from now on with this system message" if text else "from now on without a system message")
+
+    def undo(self, _: str) -> None:
+        self.screen.tell(f"taken back: {self.conversation.undo().question}")
+
+    def retry(self, _: str) -> None:
+        self._answer(self.conversation.ask(self.conversation.undo().question))
+
+    def decoder(self, name: str) -> None:
+        if name:
+            self.speaker.decode_by(name)
+        chosen = self.speaker.decoder or "as the server chooses"
+        self.screen.tell(f"decoder: {chosen}; known: {', '.join(DECODERS)}")
+
+    def stats(self, _: str) -> None:
+        self.screen.tell(self.speaker.description)
+        if not self.reports:
+            self.screen.tell("no answers yet")
+            return
+        together = total(self.reports)
+        bars = stride_bars(together)
+        self.screen.tell(f"{len(self.reports)} answers: {summary(together)}")
+        if bars:
+            self.screen.tell("\n".join(["tokens of a forward, and how many forwards brought so many:", *bars]))
+        if self.reports[-1].exact_to is not None:
+            exact = "exact" if self.reports[-1].exact else "not exact"
+            self.screen.tell(f"the last one is {exact} with respect to {self.reports[-1].exact_to}")
+
+    def save(self, name: str) -> None:
+        if not name:
+            raise InputError("/save needs the name of a file")
+        try:
+            file = Path(name).expanduser()
+        except RuntimeError as error:
+            raise InputError(f"{name}: there is no such home folder") from error
+        self.screen.tell(f"{self.conversation.save(file)} messages in {file}")
+
+    def quit(self, _: str) -> None:
+        raise _Leave
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A line that is not for the model."""
+
+    run: Callable[[Chat, str], None]
+    what: str
+    takes: str = ""
+    """The name of what stands after it."""
+
+
+COMMANDS = {
+    "/help": Command(Chat.help, "This list."),
+    "/reset": Command(Chat.reset, "Forget all turns."),
+    "/system": Command(Chat.system, "Change the system message; without TEXT there is none.", "TEXT"),
+    "/undo": Command(Chat.undo, "Take the last question and its answer back."),
+    "/retry": Command(Chat.retry, "Ask the last question again."),
+    "/decoder": Command(
+        Chat.decoder, "Decode by this one, without further settings; without NAME, say by which.", "NAME"
+    ),
+    "/stats": Command(Chat.stats, "What the answers cost, and how long the strides were."),
+    "/save": Command(Chat.save, "Write the messages to a new file, as JSON lines.", "FILE"),
+    "/quit": Command(Chat.quit, "Leave."),
+}
