@@ -15,8 +15,8 @@ from stridelm.api import LanguageModel
 from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.groups import EIGHT, FOUR, quantised
 from stridelm.backends.native.library import FLAGS, LINK_FLAGS, SOURCE, bind, library
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, quantised
 from stridelm.models.builtin import cache_folder
 from stridelm.settings import LoadSettings
 from tiny import plain_network

@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional
 
 from interpreted import DEVICE, load_gpu
-from stridelm.backends.gpu import growth
-from stridelm.backends.gpu.growth import CANDIDATES, Growth
+from stridelm.backends.gpu import draft_grower
+from stridelm.backends.gpu.draft_grower import CANDIDATES, Growth
 from stridelm.backends.gpu.layers import VOCABULARY_TILE, Layers, Scores
 from stridelm.backends.gpu.layout import template_layout
-from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.backends.gpu.weights import Drafting
 from stridelm.models.sequential_head import SequentialHead
@@ -131,8 +131,8 @@ def test_drafts_are_the_sequential_heads_choice(layers: Layers, template: Templa
 @pytest.mark.parametrize("held", [1, 3])
 def test_a_large_state_is_read_in_parts(layers: Layers, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which only the first are held until the state is there."""
-    monkeypatch.setattr(growth, "_READ_AT_ONCE", 32)
-    monkeypatch.setattr(growth, "_HELD", held)
+    monkeypatch.setattr(draft_grower, "_READ_AT_ONCE", 32)
+    monkeypatch.setattr(draft_grower, "_HELD", held)
     head = random_head(layers.weights.width, 29)
     own = layers_with(layers, head)
     template, pending, ends_at = Template.chain(6), [5, 6, 7], [1, 0, 6]

@@ -15,10 +15,10 @@ from interpreted import DEVICE, load_gpu
 from reference import NEAR_TIE, first_departure, reference
 from stridelm import sampling
 from stridelm.arrays import signed
-from stridelm.backends.gpu import growth
+from stridelm.backends.gpu import draft_grower
 from stridelm.backends.gpu.forward import GpuForward
 from stridelm.backends.gpu.layers import TAIL, VOCABULARY_TILE, Scores
-from stridelm.backends.gpu.sample import Drawing, Kind, gumbel, key_at
+from stridelm.backends.gpu.sampling_kernels import Drawing, Kind, gumbel, key_at
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.backends.gpu.template import Template
 from stridelm.cache.kv_cache import Table
@@ -279,7 +279,7 @@ def drafted(stepper: GpuStepper, place: int) -> list[int]:
 def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same noise at the same positions. The host chooses among the likeliest tokens, the device among those
     that noise has made the best: both may choose among all here."""
-    monkeypatch.setattr(growth, "CANDIDATES", 256)
+    monkeypatch.setattr(draft_grower, "CANDIDATES", 256)
     monkeypatch.setattr(grow, "CANDIDATES", 4 * forward.weights.head_VC.shape[0])
     texts = texts_of(GREEDY, SAMPLED, SamplingParams(8, 0.5, seed=12))
     stepper = make_stepper(forward, CHAIN, len(texts), frozenset())

@@ -16,7 +16,7 @@ from native import deviation, forward_of, load_native, rounded, rounded_network
 from reference import mask_row_outputs
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.gate import NativeGate
-from stridelm.backends.native.groups import FOUR
+from stridelm.backends.native.quantised_matrix import FOUR
 from stridelm.backends.native.weights import make_weights
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from native import deviation
-from stridelm.backends.native.groups import EIGHT, FOUR, GROUP, Groups, packed, quantised
 from stridelm.backends.native.library import Matrix
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, GROUP, Groups, packed, quantised
 
 SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1)]
 """Outputs and inputs: on and off the borders of panels and groups."""

@@ -63,7 +63,7 @@ for folder, adapter in models:
                     forward.cache.free(table)
 lanes = library().stride_lanes()
 for kind in (4, 8):
-    from stridelm.backends.native.groups import packed, quantised
+    from stridelm.backends.native.quantised_matrix import packed, quantised
     for outputs, inputs in ((1, 32), (17, 64), (40, 100)):
         weight = np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
         held = packed(quantised(weight, kind), lanes)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from stridelm.backends.gpu.attend import attended_spans, joined
+from stridelm.backends.gpu.attention_kernels import attended_spans, joined
 from stridelm.backends.gpu.memory import PAGE, GpuMemory
-from stridelm.backends.gpu.products import added, embedded, gated_units, normed_rows, scored, turned_heads
+from stridelm.backends.gpu.product_kernels import added, embedded, gated_units, normed_rows, scored, turned_heads
 from stridelm.backends.gpu.weights import Layer, Product, Weights
 
 ROWS = 64

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from stridelm.backends.common.cuda_graph import Graphed
 from stridelm.backends.common.step_seconds import median_seconds
-from stridelm.backends.gpu.decide import gathered, settled
-from stridelm.backends.gpu.growth import Growth
+from stridelm.backends.gpu.accept_kernels import gathered, settled
+from stridelm.backends.gpu.draft_grower import Growth
 from stridelm.backends.gpu.layers import Layers, Read, Scores, power
 from stridelm.backends.gpu.layout import spans_for, template_layout
 from stridelm.backends.gpu.memory import PAGE
-from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.contracts import Continuation, Emitted
 

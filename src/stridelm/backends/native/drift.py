@@ -11,7 +11,7 @@ import torch
 
 from stridelm.arrays import log_softmax
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.packed import ENTRIES, read
+from stridelm.backends.native.packed_file import ENTRIES, read
 from stridelm.backends.native.weights import ACTIVATIONS, make_weights
 from stridelm.layout import lay_out, make_block
 from stridelm.models.network import build_network

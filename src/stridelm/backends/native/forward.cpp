@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "choices.h"
+#include "candidates.h"
 #include "forward.h"
 #include "grow.h"
 #include "lanes.h"

@@ -6,7 +6,7 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 import numpy as np
 
 from stridelm.backends.native.library import Chain, Grown, Sequential, Workspace, library
-from stridelm.backends.native.packed import Packed
+from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Greed, GrownTree
 from stridelm.types import MASKS, DraftTree

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "choices.h"
+#include "candidates.h"
 #include "model.h"
 #include "sequential.h"
 #include "workspace.h"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.library import library
-from stridelm.backends.native.packed import Packed, file_identity, packed_folder, read_or_pack
-from stridelm.backends.native.source import Source, find_source
+from stridelm.backends.native.model_source import Source, find_source
+from stridelm.backends.native.packed_file import Packed, file_identity, packed_folder, read_or_pack
 from stridelm.backends.native.weights import make_weights
 from stridelm.models.preview import adapter_folder
 from stridelm.models.target import Parts, Target
@@ -72,7 +72,7 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     folder = packed_folder((*source.identity, lanes))
 
     def pack() -> None:
-        from stridelm.backends.native.pack import pack
+        from stridelm.backends.native.pack_model import pack
 
         pack(source, folder, lanes)
 
@@ -84,7 +84,7 @@ def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
     packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
 
     def pack() -> None:
-        from stridelm.backends.native.conversion import pack_adapter
+        from stridelm.backends.native.pack_adapter import pack_adapter
         from stridelm.models.adapter import check_base, load_adapter
 
         adapter = load_adapter(folder)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stridelm.backends.native.library import Adapter, Layer, LowRank, Matrix, Model, Part, Shape, library
-from stridelm.backends.native.packed import Packed
+from stridelm.backends.native.packed_file import Packed
 
 ACTIVATIONS = {"int16": 16, "int8": 8}
 EMBEDDING, HEAD, LAST_NORM, FREQUENCIES = "embedding", "head", "last_norm", "frequencies"

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, fetch_rows, let_next_begin
-from stridelm.backends.gpu.sample import gumbel, key_at, top_of
+from stridelm.backends.gpu.dependent_launch import await_inputs, fetch_rows, let_next_begin
+from stridelm.backends.gpu.sampling_kernels import gumbel, key_at, top_of
 
 _NONE = tl.constexpr(-0x7F800001)
 """Minus infinity, `_ordered`."""

@@ -9,9 +9,9 @@ import torch
 
 from stridelm.backends.common.slots import SLOTS
 from stridelm.backends.native.gate import READ, READ_BIAS, WRITE
-from stridelm.backends.native.groups import FOUR, GROUP, quantised
-from stridelm.backends.native.packed import Packed, Writer, write
-from stridelm.backends.native.source import DoesNotFit
+from stridelm.backends.native.model_source import DoesNotFit
+from stridelm.backends.native.packed_file import Packed, Writer, write
+from stridelm.backends.native.quantised_matrix import FOUR, GROUP, quantised
 from stridelm.backends.native.weights import MASK_EMBEDDING
 from stridelm.models.adapter import Adapter
 from stridelm.params import InputError

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from stridelm.backends.gpu.draft import candidates, grown, taken_in
+from stridelm.backends.gpu.draft_kernels import candidates, grown, taken_in
 from stridelm.backends.gpu.layers import ROWS, VOCABULARY_TILE, Layers, Layout, Scores, power
-from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.backends.gpu.weights import Drafting
 

@@ -29,8 +29,8 @@ S cache slots, V vocabulary.
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, fetch_rows, let_next_begin
-from stridelm.backends.gpu.tiles import await_low, lower, raised, rows_of, scale_of, tile_of, up_of, weights_of
+from stridelm.backends.gpu.dependent_launch import await_inputs, fetch_rows, let_next_begin
+from stridelm.backends.gpu.product_tiles import await_low, lower, raised, rows_of, scale_of, tile_of, up_of, weights_of
 
 
 @triton.jit

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from stridelm.backends.native.groups import FOUR, GROUP, Groups, packed
 from stridelm.backends.native.library import Matrix
+from stridelm.backends.native.quantised_matrix import FOUR, GROUP, Groups, packed
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from stridelm.backends.native.groups import EIGHT, FOUR, GROUP, Groups, from_blocks, in_turn, joined, packed, quantised
+from stridelm.backends.native.quantised_matrix import (
+    EIGHT,
+    FOUR,
+    GROUP,
+    Groups,
+    from_blocks,
+    in_turn,
+    joined,
+    packed,
+    quantised,
+)
 
 KINDS = [Stored.Q4_0, Stored.Q4_1, Stored.Q8_0]
 FINITE = st.floats(-1e4, 1e4, width=32)

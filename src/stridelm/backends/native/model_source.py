@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stridelm.backends.native.packed import file_identity
+from stridelm.backends.native.packed_file import file_identity
 from stridelm.backends.native.rotary import KNOWN
 from stridelm.models import builtin
 from stridelm.params import InputError

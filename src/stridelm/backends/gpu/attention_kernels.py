@@ -20,7 +20,7 @@ Shape letters: M query rows of a program (rows x heads), T keys of a span, D hea
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, let_next_begin
+from stridelm.backends.gpu.dependent_launch import await_inputs, let_next_begin
 
 
 @triton.jit(do_not_specialize=["begin_row", "end_row"])

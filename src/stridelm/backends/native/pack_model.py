@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from stridelm.backends.native.drift import TEXT, measure_drift
-from stridelm.backends.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
-from stridelm.backends.native.packed import Writer, write
+from stridelm.backends.native.model_source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
+from stridelm.backends.native.packed_file import Writer, write
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
 from stridelm.backends.native.rotary import frequencies
-from stridelm.backends.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
 from stridelm.backends.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.models.find import read_folder
 from stridelm.models.fingerprint import fingerprint

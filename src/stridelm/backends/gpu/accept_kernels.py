@@ -15,7 +15,7 @@ Shape letters: N nodes, T tiles of the vocabulary, E tokens that end a text.
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, let_next_begin
+from stridelm.backends.gpu.dependent_launch import await_inputs, let_next_begin
 
 
 @triton.jit
