@@ -149,7 +149,7 @@ def test_masks_leave_no_trace_in_real_rows_nor_in_each_other(
 @pytest.mark.parametrize(("quantize", "activations"), [("q8", "int16"), ("q4", "int8")])
 def test_threads_change_no_bit_of_masks(threads: int, quantize: str, activations: str, get: Get) -> None:
     one, _, _ = get("llama, odd sizes", quantize=quantize, activations=activations)
-    weights = make_weights(one.weights.packed, one.weights.conversion, threads, activations)
+    weights = make_weights(one.weights.packed, one.weights.adapter, threads, activations)
     for masks in (1, 4, 2) * 4:  # again and again: what is not waited for shows now and then
         pair = (outputs_of(each, masks=masks) for each in (one, NativeForward(weights, 2048)))
         for ours, theirs in zip(*pair, strict=True):

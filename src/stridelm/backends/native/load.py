@@ -40,20 +40,20 @@ class NativeTarget(Target):
 
     @property
     def drift(self) -> dict[str, float]:
-        """From float32, as `native/drift.py` has measured it."""
+        """Differences from float32, as measured by `native/drift.py`."""
         return self.packed.notes["drift"][self.activations]
 
 
 def load_parts(model: str, settings: LoadSettings, *, adapter: str | Path | None = None) -> Parts:
-    """As `stridelm.load` takes them. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where
-    there are none."""
+    """Arguments are those of `stridelm.load`. Raises DoesNotFit for a model that the kernels do not support, and
+    CannotCompile if there are no kernels for this machine."""
     lanes = int(library().stride_lanes())
     source = find_source(model, settings)
     packed, where = _packed(source, lanes)
     given = adapter_folder(model, adapter)
-    conversion = packed if packed.notes["masks"] else None
+    packed_adapter = packed if packed.notes["masks"] else None
     if given is not None:
-        conversion = _conversion(given, model, packed, lanes)
+        packed_adapter = _packed_adapter(given, model, packed, lanes)
     target = NativeTarget(
         name=model,
         tokenizer=Tokenizer.from_folder(where),
@@ -64,7 +64,7 @@ def load_parts(model: str, settings: LoadSettings, *, adapter: str | Path | None
         packed=packed,
         activations=settings.activations,
     )
-    weights = make_weights(packed, conversion, settings.threads, settings.activations)
+    weights = make_weights(packed, packed_adapter, settings.threads, settings.activations)
     return Parts(target, NativeForward(weights, settings.cache_tokens))
 
 
@@ -79,7 +79,7 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     return read_or_pack(folder, lanes, pack), folder
 
 
-def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
+def _packed_adapter(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
     """The packed form of an adapter."""
     packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
 
@@ -95,9 +95,9 @@ def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
-    """Of an adapter's files: the settings by content, the weights by size and time."""
+    """Identifies an adapter's files: the settings by content, the weights by size and time."""
     try:
         content = hashlib.sha256((folder / "adapter.json").read_bytes()).hexdigest()
     except OSError:
-        return (str(folder),)  # loading it will tell what is wrong
+        return (str(folder),)  # loading it will report what is wrong
     return str(folder.resolve()), content, *map(file_identity, sorted(folder.glob("*.safetensors")))
