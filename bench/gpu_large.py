@@ -18,7 +18,7 @@ from gpu_timing import rounded
 from scale_steps import Acceptance
 from step_cost_h200 import Shape
 from stridelm.backends.gpu.forward import GpuForward
-from stridelm.backends.gpu.weights import BEYOND, Drafting, Layer, Product, Weights
+from stridelm.backends.gpu.weights import SPARE_POSITIONS, Layer, Product, SequentialWeights, Weights
 
 Figures = dict[str, Any]
 ACCEPTANCE = Path(__file__).parent / "results" / "acceptance.json"
@@ -54,7 +54,7 @@ def random_weights(shape: Shape, rank: int, state: int, dtype: torch.dtype, devi
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_size
     half = shape.head_size // 2
     turns_D = 500_000.0 ** (-torch.arange(half, device=device).float() / half)
-    angles_PD = torch.arange(_POSITIONS + BEYOND, device=device).float()[:, None] * turns_D
+    angles_PD = torch.arange(_POSITIONS + SPARE_POSITIONS, device=device).float()[:, None] * turns_D
     return Weights(
         layers=tuple(
             Layer(
@@ -83,7 +83,7 @@ def random_weights(shape: Shape, rank: int, state: int, dtype: torch.dtype, devi
         rank=rank,
         epsilon=1e-5,
         scaling=shape.head_size**-0.5,
-        drafting=Drafting(
+        sequential=SequentialWeights(
             state, draw(2 * state, width), draw(2 * state, width), draw(2 * state), draw(2 * state, state),
             draw(state, width),
         ),

@@ -89,7 +89,7 @@ def stepper_call(forward: GpuForward, drafts: int, context: int, replays: int) -
 @torch.inference_mode()
 def parts_of(stepper: GpuStepper, forward: GpuForward, reset: Callable[[], object]) -> dict[str, Timed]:
     """Where a step's time goes: its parts, each captured apart."""
-    layers, layout, growth = stepper.layers, stepper.layout, stepper.growth
+    layers, layout, growth = stepper.layers, stepper.layout, stepper.draft_grower
 
     def run_layers() -> torch.Tensor:
         return stepper.read_rows().residual_MC
@@ -103,7 +103,7 @@ def parts_of(stepper: GpuStepper, forward: GpuForward, reset: Callable[[], objec
     parts: dict[str, Callable[[], object]] = {
         "layers": run_layers,
         "head": score,
-        "settle": lambda: stepper._settle(scores),
+        "settle": lambda: stepper._accept_drafts(scores),
     }
     if growth is not None:
         parts["drafts"] = lambda: growth(scores, layout, stepper.drawing, stepper.ends_at_B)

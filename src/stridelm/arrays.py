@@ -1,8 +1,8 @@
 """The few operations on logits that decoding needs, for numpy arrays and torch tensors alike.
 
-A native backend hands out numpy arrays and must run without torch, which takes two seconds to import; torch's tensors
-stay where they are, on a GPU perhaps. What both kinds write alike (`x[rows]`, `x.argmax(-1)`, `x.max()`, `a - b`,
-`x.tolist()`) is written so where it is needed; here is the rest. None of these changes what it is given.
+The native backend returns numpy arrays and must run without torch, which takes two seconds to import; torch's tensors
+stay on their device, perhaps a GPU. Operations that are written alike for both (`x[rows]`, `x.argmax(-1)`, `x.max()`,
+`a - b`, `x.tolist()`) are used directly; the others are here. None of them changes its arguments.
 
 Shape letters: W rows, V vocabulary, N some of it, X rows of N.
 """
@@ -16,11 +16,11 @@ import numpy as np
 from stridelm.types import Array
 
 _LOOKED_AT = (1e-3, 1e-5, 0.0)
-"""Probabilities from which on tokens are sorted, one after the other, until those before make up what is asked for:
-sorting a vocabulary takes longer than a forward of a small model."""
+"""Thresholds that are tried in turn: only tokens of at least this probability are sorted, as long as they sum up to
+enough. Sorting a whole vocabulary takes longer than a forward of a small model."""
 _ROUNDING = 1e-6
 _NEAR = 10.0
-"""How far below the best logit the likeliest some dozens lie, as a rule."""
+"""The likeliest few dozen tokens are usually within this distance of the best logit."""
 _FEW = 16
 
 
@@ -48,7 +48,7 @@ def negative_log(x: Array) -> Array:
 
 
 def integers(values: Items[int], like: Array) -> Array:
-    """These int64 numbers, as an array of the same kind and in the same place as another."""
+    """These numbers as int64, in an array of the same kind and on the same device as `like`."""
     if isinstance(like, np.ndarray):
         return np.asarray(values, dtype=np.int64)
     import torch
@@ -66,7 +66,7 @@ def count_up(start: int, stop: int, like: Array) -> Array:
 
 
 def placed(x: np.ndarray, like: Array) -> Array:
-    """A numpy array as one of the same kind and in the same place as another."""
+    """A numpy array, converted to the kind and device of `like`."""
     if isinstance(like, np.ndarray):
         return x
     import torch
@@ -93,14 +93,14 @@ def join(items: Items[Array]) -> Array:
 
 
 def repeat(x_N: Array, count: int) -> Array:
-    """So many rows, all alike; not to be written to."""
+    """`count` equal rows, which share memory: not to be written to."""
     if isinstance(x_N, np.ndarray):
         return np.broadcast_to(x_N, (count, len(x_N)))
     return x_N.expand(count, -1)
 
 
 def pick_rows(x_WV: Array, rows: list[int]) -> Array:
-    """Some rows, in rising order. Without a copy of those that lie together."""
+    """Some rows, in rising order. Not copied if they are consecutive."""
     if isinstance(x_WV, np.ndarray) and rows[-1] - rows[0] == len(rows) - 1:
         return x_WV[rows[0] : rows[-1] + 1]
     return x_WV[rows]
@@ -115,14 +115,14 @@ def choose(condition: Array, then: Array, otherwise: Array) -> Array:
 
 
 def fill(x: Array, where: Array, value: float) -> Array:
-    """With a value in the places that are true."""
+    """`x` with a value wherever `where` is true."""
     if isinstance(x, np.ndarray):
         return np.where(where, x.dtype.type(value), x)
     return x.masked_fill(where, value)
 
 
 def put(x_V: Array, places_N: Array, values_N: Array) -> Array:
-    """With values in some places."""
+    """`x_V` with other values at some indices."""
     if not isinstance(x_V, np.ndarray):
         return x_V.scatter(0, places_N, values_N)
     changed_V = x_V.copy()
@@ -131,7 +131,7 @@ def put(x_V: Array, places_N: Array, values_N: Array) -> Array:
 
 
 def spread(values_N: Array, places_N: Array, size: int, elsewhere: float) -> Array:
-    """So many values: these in their places, another one elsewhere."""
+    """An array of `size` values: these at their indices, `elsewhere` at all others."""
     if not isinstance(values_N, np.ndarray):
         return values_N.new_full((size,), elsewhere).scatter(0, places_N, values_N)
     spread_V = np.full(size, elsewhere, dtype=values_N.dtype)
@@ -140,7 +140,7 @@ def spread(values_N: Array, places_N: Array, size: int, elsewhere: float) -> Arr
 
 
 def occurrences(values: Items[int], like_V: Array) -> Array:
-    """How often each of 0 .. V - 1 occurs, as an array like another."""
+    """How often each of 0 .. V - 1 occurs, as an array of the same kind as `like_V`."""
     if isinstance(like_V, np.ndarray):
         return np.bincount(np.asarray(values, dtype=np.int64), minlength=len(like_V)).astype(like_V.dtype)
     import torch
@@ -152,7 +152,7 @@ def softmax(x: Array) -> Array:
     """Over the last dimension."""
     if not isinstance(x, np.ndarray):
         return x.softmax(dim=-1)
-    with np.errstate(invalid="ignore", over="ignore"):  # torch does not speak of rows of -inf either
+    with np.errstate(invalid="ignore", over="ignore"):  # torch does not warn about rows of -inf either
         shares = x - x.max(axis=-1, keepdims=True)
         np.exp(shares, out=shares)
         shares /= shares.sum(axis=-1, keepdims=True)
@@ -169,7 +169,7 @@ def log_softmax(x: Array) -> Array:
 
 
 def log_softmax_at(x_WV: Array, places: Items[int]) -> Array:
-    """Of each row's `log_softmax`, one place."""
+    """One entry of each row's `log_softmax`."""
     if not isinstance(x_WV, np.ndarray):
         places_W1 = integers(places, x_WV).unsqueeze(1)
         return x_WV.log_softmax(dim=-1).gather(1, places_W1).squeeze(1)
@@ -184,11 +184,11 @@ def log_softmax_at(x_WV: Array, places: Items[int]) -> Array:
 
 
 def top(x_V: Array, count: int) -> tuple[Array, Array]:
-    """The places of the so many largest, in any order, and these."""
+    """The indices of the `count` largest values, in any order, and these values."""
     if not isinstance(x_V, np.ndarray):
         found = x_V.topk(count, sorted=False)
         return found.indices, found.values
-    # Of logits, nearly all lie far below the best: those that do not are found in a quarter of the time.
+    # Nearly all logits are far below the best: searching only the others takes a quarter of the time.
     near_N = np.flatnonzero(x_V > x_V.max() - _NEAR)
     if len(near_N) < count:
         near_N = np.arange(len(x_V))
@@ -198,18 +198,18 @@ def top(x_V: Array, count: int) -> tuple[Array, Array]:
 
 
 def least_of_top(x_V: Array, count: int) -> Array:
-    """The last of the so many largest."""
+    """The smallest of the `count` largest values."""
     if not isinstance(x_V, np.ndarray):
         return x_V.topk(count).values[-1]
     return np.partition(x_V, len(x_V) - count)[len(x_V) - count]
 
 
 def best_shares(x_XN: Array, count: int) -> list[list[tuple[int, float]]]:
-    """Of every row's softmax, the places of the so many largest, best first, and these."""
+    """For every row's softmax, the indices of the `count` largest values, best first, and these values."""
     if not isinstance(x_XN, np.ndarray) or x_XN.shape[1] > _FEW:
         places_XB, shares_XB = best(softmax(x_XN), count)
         return [list(zip(*each, strict=True)) for each in zip(places_XB.tolist(), shares_XB.tolist(), strict=True)]
-    # Of a few numbers, lists are through before numpy has begun.
+    # For a few numbers, lists are faster than numpy.
     return [_best_share(row, count) for row in x_XN.tolist()]
 
 
@@ -222,7 +222,7 @@ def _best_share(row: list[float], count: int) -> list[tuple[int, float]]:
 
 
 def best(x_XN: Array, count: int) -> tuple[Array, Array]:
-    """Of every row, the places of the so many largest, best first, and these."""
+    """For every row, the indices of the `count` largest values, best first, and these values."""
     if not isinstance(x_XN, np.ndarray):
         found = x_XN.topk(count)
         return found.indices, found.values
@@ -233,7 +233,7 @@ def best(x_XN: Array, count: int) -> tuple[Array, Array]:
 
 
 def beyond(share_V: Array, most: float) -> Array:
-    """Which are left out if one takes the largest first, of equal ones the first, until they come to `most`."""
+    """Which entries are left out if the largest are taken first (of equal ones, the first) until they sum to `most`."""
     if not isinstance(share_V, np.ndarray):
         sorted_V, order_V = share_V.sort(descending=True, stable=True)
         left_out_V = sorted_V.cumsum(dim=-1) - sorted_V >= most
@@ -253,13 +253,13 @@ def beyond(share_V: Array, most: float) -> Array:
 
 
 def add_noise(x_V: Array, noise_of: Callable[[Array], Array]) -> Array:
-    """In float64, with the noise of each place; `noise_of` makes it for some places."""
+    """`x_V` in float64, plus noise; `noise_of` computes the noise for some indices."""
     if not isinstance(x_V, np.ndarray):
         return x_V.double() + noise_of(count_up(0, len(x_V), x_V))
     is_left_V = x_V != -np.inf
     if is_left_V.all():
         return x_V + noise_of(np.arange(len(x_V)))
-    # What a filter has dropped needs none.
+    # Tokens that a filter has dropped need no noise.
     places_N = np.flatnonzero(is_left_V)
     noisy_V = np.full(len(x_V), -np.inf)
     noisy_V[places_N] = x_V[places_N] + noise_of(places_N)
@@ -267,8 +267,7 @@ def add_noise(x_V: Array, noise_of: Callable[[Array], Array]) -> Array:
 
 
 def mix(words: Array, shifts: tuple[int, ...], multipliers: tuple[int, ...]) -> Array:
-    """int64 words, in turn xor-ed with themselves shifted right (without the sign's bits) and multiplied; products
-    wrap."""
+    """int64 words, repeatedly xor-ed with themselves shifted right (as unsigned) and multiplied; products wrap."""
     if not isinstance(words, np.ndarray):
         for shift, multiplier in zip(shifts, multipliers, strict=True):
             words = (words ^ (words >> shift & 2 ** (64 - shift) - 1)) * signed(multiplier)

@@ -1,4 +1,4 @@
-"""The contracts that decoding is made of. A new drafter or policy is one file that keeps one of them."""
+"""The contracts that decoding is made of. A new drafter or policy is one file that implements one of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Grammar(Protocol):
-    """What one answer must keep to. Seen from outside, a pure function of the tokens written: who asks for a path and
-    then for a shorter one gets what the shorter one allows. It never fails, for drafters ask about paths that the
-    answer never takes: where it cannot tell, it allows nothing, and whoever draws there for the answer fails."""
+    """What one answer must match. Seen from outside, a pure function of the tokens written: after a longer path, a
+    shorter one may be asked about and gets its own result. It never raises, since drafters ask about paths that the
+    answer never takes: if it cannot tell, it allows nothing, and a draw for the answer itself fails there."""
 
     def allowed(self, written: Items[int]) -> np.ndarray:
-        """V booleans: which tokens may follow these tokens of the answer, those that end it among them. Nothing follows
-        an end, or what was not allowed."""
+        """V booleans: which tokens may follow these tokens of the answer, including tokens that end it. Nothing may
+        follow an end, or a token that was not allowed."""
         ...
 
     def accepts(self, written: Items[int], tokens: Items[int]) -> int:
-        """How many of these tokens may follow, one behind the other: what `allowed` allows in turn, found quicker."""
+        """How many of these tokens may follow in a row: the same as asking `allowed` for each in turn, but faster."""
         ...
 
 
@@ -43,7 +43,7 @@ class Gate(Protocol):
 
     @property
     def state_size(self) -> int:
-        """S; 0 where there is no sequential head, and then none of the next three is asked."""
+        """S; 0 if there is no sequential head, and then none of the next three is called."""
         ...
 
     def start(self, chains: int) -> Array:
@@ -51,13 +51,13 @@ class Gate(Protocol):
         ...
 
     def read(self, hidden_XC: Array, before: list[int], state_XS: Array) -> tuple[Array, Array]:
-        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known
-        (X x C), and its states."""
+        """The sequential head at one depth: what it adds to these masks' outputs (X x C), given the tokens `before`
+        them, and its new states."""
         ...
 
     def moved(self, tokens_N: Array, logits: Array, added: Array) -> Array:
-        """The logits (... x N, rows of which may be one and the same memory) of these tokens once the sequential head
-        has added something (... x C) to a mask's output."""
+        """The logits (... x N; rows may share memory) of these tokens after the sequential head has added `added`
+        (... x C) to a mask's output."""
         ...
 
     def score(self, hidden_XC: Array) -> Array:
@@ -65,11 +65,11 @@ class Gate(Protocol):
         ...
 
     def top(self, logits_V: Array, count: int) -> tuple[Array, Array]:
-        """The so many likeliest tokens, in any order, and their logits."""
+        """The `count` likeliest tokens, in any order, and their logits."""
         ...
 
     def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> GrownTree | None:
-        """A whole tree of one text at once, as TreeGrower grows it; None where the backend has nothing quicker."""
+        """A whole tree of one text in one call, the same as TreeGrower's; None if the backend has nothing faster."""
         ...
 
 
@@ -80,14 +80,14 @@ class Greed:
     before: int
     """The text's last token."""
     candidates: int
-    """The likeliest tokens of each place, among which its drafts are chosen."""
+    """Number of likeliest tokens per position among which its drafts are chosen."""
     branches: int
-    """The most children of a node, and the most nodes of a depth that get children."""
+    """Maximum number of children per node, and of nodes per depth that get children."""
     floor: float
-    """Nodes less likely to stand than this are left out."""
+    """Nodes less likely to be accepted than this are left out."""
     bias: Mapping[int, float]
     ends: frozenset[int]
-    """Nothing grows behind these tokens."""
+    """Nodes with these tokens get no children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class GrownTree:
     buds: list[int]
     """Nodes, or ROOT, that the sequential head has read."""
     states_BS: Array
-    """Its states then."""
+    """Its states after reading them."""
 
 
 class Heads(Protocol):
-    """Prediction heads on what the output head reads. Shape letters: X rows, H heads, C model width."""
+    """Prediction heads on the output head's input. Shape letters: X rows, H heads, C model width."""
 
     @property
     def k(self) -> int:
@@ -108,19 +108,20 @@ class Heads(Protocol):
         ...
 
     def __call__(self, hidden_XC: Array) -> Array:
-        """What the output head is to read instead: X x H x C. Float32 gives float32."""
+        """The output head's inputs for the tokens to come: X x H x C. Float32 gives float32."""
         ...
 
 
 class Assistant(Protocol):
-    """A small network that drafts from what the target has computed: it reads the target's keys and values where they
-    lie. Shape letters: X texts, C the target's width, V vocabulary."""
+    """A small network that drafts from what the target has computed: it reads keys and values from the target's cache.
+    Shape letters: X texts, C the target's width, V vocabulary."""
 
     def __call__(self, tokens: list[int], hidden_XC: Array, tables: list[Table]) -> tuple[Array, Array]:
-        """What may follow these tokens, in float32 (X x V), and what to hand in with the token that is drawn (X x C).
+        """Logits after these tokens, in float32 (X x V), and the hidden states to pass with the next token (X x C).
 
-        `tokens`: each text's newest one, or its latest draft. `hidden_XC`: what the target's output head read to give
-        the newest one, or what came back with the draft. `tables`: the target's, which hold all but the newest."""
+        `tokens`: each text's newest token, or its latest draft. `hidden_XC`: the target's output head's input that gave
+        the newest token, or the state returned with the draft. `tables`: the target's; they hold all but the newest
+        token."""
         ...
 
     def reading(self, forward: Forward) -> Assistant:
@@ -129,7 +130,7 @@ class Assistant(Protocol):
 
 
 class Forward(Protocol):
-    """A model with a cache of its own. Its arrays are numpy's or torch's, always the same."""
+    """A model with a cache of its own. All its arrays are numpy's, or all are torch's."""
 
     @property
     def cache(self) -> KVCache: ...
@@ -146,12 +147,12 @@ class Forward(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many it has."""
+        """Number of layers."""
         ...
 
     @property
     def longest(self) -> int:
-        """Positions that the model has."""
+        """Number of positions that the model has."""
         ...
 
     @property
@@ -161,12 +162,12 @@ class Forward(Protocol):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What its speed depends on beside the weights: the key of a kept measurement. Of each only `repr` counts."""
+        """What its speed depends on besides the weights: the key of a stored measurement. Only their `repr` counts."""
         ...
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        """Append the rows to the cache and return, per block, what the model says of its wanted rows. The arrays are
-        the caller's: drafters keep some for later steps, and no later call may write into them."""
+        """Append the rows to the cache and return, per block, the outputs of its wanted rows. The arrays belong to the
+        caller: drafters keep some for later steps, and no later call may write into them."""
         ...
 
     def with_cache(self, tokens: int) -> Forward:
@@ -178,16 +179,16 @@ class Forward(Protocol):
         ...
 
     def zeros(self, rows: int) -> Array:
-        """So many rows for `score`, to time it with."""
+        """`rows` rows for `score`, to time it with."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
         ...
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> Stepper | None:
         """Steps that the backend runs by itself, with up to `drafts` drafts and `places` texts; always the same stepper
-        for the same arguments. None where the host takes part in every step. `ends`: tokens that end a text."""
+        for the same arguments. None if the host takes part in every step. `ends`: tokens that end a text."""
         ...
 
 
@@ -196,23 +197,23 @@ GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A text that a place of a stepper goes on with."""
+    """A text that a place of a stepper continues."""
 
     cached: int
-    """So many of its tokens are in the cache."""
+    """Number of its tokens in the cache."""
     pending: int
-    """The token that is not."""
+    """Its last token, which is not in the cache yet."""
     room: int
-    """So many more may be written."""
+    """Maximum number of tokens that may still be written."""
     blocks: Items[int]
-    """Of the cache, that are the text's."""
+    """The cache's blocks that belong to the text."""
     params: SamplingParams = GREEDY
-    """Those that the stepper obeys; a sequence that sets others takes the host's steps."""
+    """Only fields that the stepper obeys; a sequence that sets others takes the host's steps."""
     seed: int = 0
     choice: int = 0
 
 
-@dataclass(slots=True)  # frozen it takes three times as long to make, and a rollout has a thousand a step
+@dataclass(slots=True)  # frozen, it takes three times as long to create, and a rollout has a thousand per step
 class Emitted:
     """What one step wrote at one place."""
 
@@ -224,12 +225,12 @@ class Emitted:
 
 
 class Stepper(Protocol):
-    """Runs whole steps by itself: forward, draws, walk, compaction of the cache, next drafts. Steps have one shape,
-    over a number of places, each of which holds a text; the host launches them, and may be some steps behind.
+    """Runs whole steps by itself: forward, draws, walk, compaction of the cache, next drafts. All steps have one shape,
+    over a number of places, each of which holds one text; the host launches them, and may be some steps behind.
 
-    The cache's bookkeeping is the caller's: a step writes `rows` tokens behind those that its text has in the cache,
-    and keeps as many of them, the first ones, as it emits tokens. Steps, and whatever else the model runs, happen in
-    the order in which they were launched.
+    The caller keeps the cache's books: a step writes `rows` tokens behind those that its text has in the cache, and
+    keeps the first of them, as many as it emits tokens. Steps, and everything else that the model runs, happen in the
+    order in which they were launched.
     """
 
     obeys: frozenset[str]
@@ -248,16 +249,16 @@ class Stepper(Protocol):
 
     @property
     def rows(self) -> int:
-        """Of one place."""
+        """Rows per place."""
         ...
 
     @property
     def seconds(self) -> float:
-        """What a step takes, over short texts. Asked while no text has a place."""
+        """Seconds per step, over short texts. Measure while all places are free: timing runs real steps."""
         ...
 
     def begin(self, place: int, text: Continuation) -> None:
-        """Let a place go on with a text, from the next launch on. Draws are those of `sampling.draw`."""
+        """Put a text into a place, from the next launch on. Draws are those of `sampling.draw`."""
         ...
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:
@@ -291,13 +292,13 @@ class Drafter(Protocol):
     name: str
     layers: tuple[int, ...]
     """The layers of the target whose inputs it wants to see in `observe`; empty for most. The target's number of layers
-    stands for its output head, whose input lies behind the last norm."""
+    stands for its output head, whose input is the last norm's output."""
     reads_whole_texts: bool
-    """Whether it must see every token of a text in `observe`. If not, a text may begin with what the cache has kept of
-    another one, and its first tokens are never run."""
+    """Whether it must see every token of a text in `observe`. If not, a text may start from a cached prefix of another
+    one, and its first tokens are never run."""
     is_optional: bool
-    """Whether `auto` may do without it: where a backend runs whole steps by itself, which has no drafts but those of
-    masks, steps without it are worth more than what it proposes."""
+    """Whether `auto` may do without it: if a backend runs whole steps by itself, with drafts from masks only, such
+    steps are worth more than what this drafter proposes."""
     reads_predictions: bool
     """Whether it drafts from `Sequence.prediction`."""
 
@@ -316,8 +317,8 @@ class Drafter(Protocol):
 
 
 class Policy(Protocol):
-    """Decides the rows of a step and which of its tokens stand. Known by its identity, and may be referred to weakly:
-    the engine counts by it."""
+    """Decides the rows of a step and which of its tokens are accepted. Compared by identity and weakly referable: the
+    engine keeps counts per policy."""
 
     exact: bool
     needed_rows: int
@@ -329,7 +330,7 @@ class Policy(Protocol):
     reads_predictions: bool
     """Whether one of its drafters drafts from `Sequence.prediction`; without one a prediction is of no use."""
     own_drafts: int | None
-    """Maximum number of drafts from masks in a step that a backend runs by itself; None where the host must plan."""
+    """Maximum number of drafts from masks in a step that a backend runs by itself; None if the host must plan."""
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         """`others`: rows that the step has besides those of these sequences."""
@@ -338,7 +339,7 @@ class Policy(Protocol):
     def commit(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], drawer: Drawer = ...
     ) -> list[Commit]:
-        """`outputs` holds, per sequence, what the model says of its block's wanted rows. `drawer`: how tokens are drawn
+        """`outputs` holds, per sequence, the model's output for its block's wanted rows. `drawer`: how tokens are drawn
         from them, `sampling.drawer` by default."""
         ...
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, then renamed into it. Nothing here imports torch."""
+"""Atomic file writes: to a temporary file beside the target, then renamed. Nothing here imports torch."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def write_bytes(file: Path, content: bytes) -> None:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Where to write a file. What was written is on the disk before it gets its name; what fails leaves nothing."""
+    """A temporary path to write a file to. It is synced to disk before it is renamed; a failure leaves nothing."""
     working = file.with_name(f".{file.name}.writing")
     with naming(file):
         try:
@@ -40,7 +40,7 @@ def whole(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Errors tell which file it was: those of writing do not by themselves."""
+    """Adds the file's name to OSErrors: those of writing do not have it."""
     try:
         yield
     except OSError as error:

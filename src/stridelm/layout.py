@@ -42,14 +42,14 @@ def make_block(
     reads_all: bool = False,
     layers: tuple[int, ...] = (),
 ) -> Block:
-    """A chain of pending tokens, a tree off its last one, and so many masks off each anchor: ROOT or a tree's node.
+    """A chain of pending tokens, a tree off its last one, and `masks` masks off each anchor: ROOT or a tree's node.
 
-    Wanted are the logits of the last pending row (`reads_all`: of every pending row), of every draft and every mask.
+    Logits are wanted of the last pending row (`reads_all`: of every pending row), of every draft and every mask.
     """
     assert len(pending) > 0, "a block needs a pending row for its tree to hang off"
     assert masks > 0 or not anchors, "a chain needs a mask"
     count, real, total = len(pending), len(pending) + len(tree), len(pending) + len(tree) + masks * len(anchors)
-    # ROOT is -1: counted from the first node's row, it is the last pending one.
+    # ROOT is -1: relative to the first node's row, that is the last pending row.
     parents = [*range(ROOT, count - 1), *(count + parent for parent in tree.parents)]
     for anchor in anchors:
         parents += [count + anchor, *range(len(parents), len(parents) + masks - 1)]
@@ -71,8 +71,8 @@ def make_block(
 def lineage(parents: Items[int]) -> tuple[np.ndarray, np.ndarray]:
     """Which rows are ancestors of which (q x q, a row counts as its own), and every row's depth, the first being 0.
 
-    By pointer doubling: knowing the ancestors at distance under m and the one at distance m, a row also has that one's
-    ancestors. So a prompt of a thousand rows takes ten rounds and no loop over rows.
+    By pointer doubling: a row that knows its ancestors at a distance below m, and the one at distance m, also gets that
+    one's ancestors. So a prompt of a thousand rows takes ten rounds and no loop over rows.
     """
     count = len(parents)
     if list(parents) == list(range(ROOT, count - 1)):
@@ -145,7 +145,7 @@ def _mask_depths(blocks: Items[Block], ancestors: Items[np.ndarray]) -> np.ndarr
 def visible(start: int, ancestors: np.ndarray, positions: np.ndarray, window: int | None) -> np.ndarray | None:
     """What each of a block's q rows sees of the prefix and the block: q x (start + q), or None if everything.
 
-    A window counts positions, not slots: a row sees what is fewer than `window` positions behind it.
+    A window counts positions, not slots: a row sees rows that are fewer than `window` positions before it.
     """
     count = len(positions)
     if ancestors.all() and (window is None or int(positions.max()) < window):

@@ -10,13 +10,13 @@ class InputError(ValueError):
     """Something a user gave that cannot be used. The message says what, where and what to do instead."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
-        """`field`: the name of the parameter at fault, where it is one."""
+        """`field`: the name of the parameter at fault, if it is one."""
         super().__init__(message)
         self.field = field
 
 
 def _require(holds: bool, field: str, message: str) -> None:
-    """`message` goes on behind the field's name."""
+    """`message` follows the field's name."""
     if not holds:
         raise InputError(f"{field} {message}", field=field)
 
@@ -26,7 +26,7 @@ class SamplingParams:
     """How a token is chosen from logits, and when to stop."""
 
     max_tokens: int = 256
-    """The most tokens to write."""
+    """Maximum number of tokens to write."""
     temperature: float = 0.0
     """0 takes the likeliest token; 1 samples from the model's own distribution."""
     top_p: float = 1.0
@@ -100,7 +100,7 @@ class SamplingParams:
 
     @property
     def weighs_text(self) -> bool:
-        """Whether logits are changed by what stands before."""
+        """Whether logits are changed by the tokens before them."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 

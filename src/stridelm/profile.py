@@ -29,9 +29,9 @@ class Measured:
     tokens_per_second: float
     tokens_per_forward: float
     agreement: float
-    """Which part of the plain answer comes before the first other token, on average."""
+    """The share of the plain answer before the first token that differs, on average."""
     identical: float
-    """Which part of the prompts got the same tokens."""
+    """The share of prompts whose answers have the same tokens."""
     exact: bool
     """Whether the decoder promises the same tokens."""
     path: str
@@ -53,7 +53,7 @@ class Measured:
 
 
 def changed_fields(settings: DecodeSettings) -> dict[str, Any]:
-    """What of the settings is not the default."""
+    """The settings that are not the default."""
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
     return {each.name: values[each.name] for each in fields(settings) if values[each.name] != each.default}
 
@@ -68,7 +68,7 @@ def label(settings: DecodeSettings) -> str:
 def write_profile(
     file: Path, chosen: DecodeSettings, fingerprint: str, measured: list[Measured], record: dict[str, Any]
 ) -> None:
-    """`record`: the fields that tell how the profile was made; for people, not read again."""
+    """`record`: fields that say how the profile was made; for people, never read back."""
     head = {"format": _FORMAT, "version": _VERSION, "fingerprint": fingerprint, "decode": changed_fields(chosen)}
     whole = head | {"measured": [each.entry() for each in measured]} | record
     write_json(file, {name: whole[name] for name in _FIELDS})
@@ -117,7 +117,7 @@ def _check_known(file: Path, what: str, given: dict[str, Any], known: tuple[str,
 
 
 def _settings(decode: dict[str, Any]) -> DecodeSettings:
-    # JSON has kinds that no command line brings: DecodeSettings looks at the values of the right ones.
+    # JSON may hold types that a command line cannot give; DecodeSettings checks only the values of the right types.
     for name, value in decode.items():
         kind = str if name == "decoder" else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Files of prompts, as commands and training read them. Without torch, so that a bad line is told at once."""
+"""Files of prompts, as commands and training read them. Without torch, so that a bad line is reported at once."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stridelm.params import InputError
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt and where it stands, so that whoever refuses it later can name the place."""
+    """One prompt and its place in a file, for later error messages."""
 
     place: str
     """As in `questions.jsonl, line 3`."""
@@ -19,10 +19,10 @@ class PromptLine:
     category: str | None = None
     """What kind of prompt it is, for figures by kind."""
     answer: object = None
-    """What the file gives as its answer: whoever needs one asks for it."""
+    """The file's "answer" entry; not checked before `with_answer` is called."""
 
     def with_answer(self) -> tuple[str | list[dict[str, Any]], str]:
-        """The prompt and the answer to it: what the line calls so, or a chat's last turn if that is the assistant's."""
+        """The prompt and its answer: the line's "answer", or a chat's last turn if that is the assistant's."""
         if self.answer is not None:
             return self.prompt, _check_text(self.place, "the answer", self.answer)
         match self.prompt:
@@ -34,7 +34,7 @@ class PromptLine:
 
 
 def read_prompts(file: Path) -> list[PromptLine]:
-    """JSON lines if the first line is an object, else plain text, one prompt a line. Blank lines are passed over."""
+    """JSON lines if the first line is an object, else plain text, one prompt per line. Blank lines are skipped."""
     lines = [(f"{file}, line {number}", line.strip()) for number, line in enumerate(_read(file).split("\n"), 1)]
     lines = [(place, line) for place, line in lines if line]
     if not lines:
@@ -91,7 +91,7 @@ def _check_text(place: str, what: str, text: object) -> str:
 
 
 def _check_unicode(place: str, text: str) -> None:
-    """JSON can spell half a character, which no tokenizer takes."""
+    """JSON can hold half of a surrogate pair, which no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -38,13 +38,13 @@ class Draw(Protocol):
     """How a sequence draws from the rows of a step."""
 
     def __call__(self, row: int, before: Items[int], proposed: Items[int] = ()) -> int:
-        """From a wanted row and all tokens before the drawn one to a token. One that is proposed in its place may do
-        instead, if the sequence's decoder has a tolerance."""
+        """Draw a token from a wanted row, given all tokens before it. If the sequence's decoder has a tolerance, one of
+        the `proposed` tokens may be returned instead."""
         ...
 
 
 class Drawer(Protocol):
-    """`drawer`, or what stands in its place: the bench wraps it to time draws."""
+    """`drawer`, or a replacement: the bench wraps it to time draws."""
 
     def __call__(self, logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw: ...
 
@@ -99,8 +99,8 @@ def perturbed_scores(
     choice: int,
     grammar: Grammar | None = None,
 ) -> Array:
-    """What a draw takes the best of: penalised logits of what the grammar allows; at a temperature, filtered ones over
-    it, with their noise. All are -inf where no token is left."""
+    """The scores of which a draw takes the best: penalised logits of the tokens that the grammar allows; at a
+    temperature, divided by it, filtered, and with noise. All are -inf if no token is left."""
     scores_V = penalise(arrays.float32(logits_V), params, before, prompt_length)
     if grammar is not None:
         scores_V = keep_allowed(scores_V, grammar.allowed(before[prompt_length:]))
@@ -114,8 +114,8 @@ def perturbed_scores(
 
 
 def best_or_tolerated(scores_V: Array, proposed: Items[int], tolerance: float) -> int:
-    """The best token; if it is not proposed, the best of the proposed ones whose score is at most -log(1 - tolerance)
-    below its own. What a filter, a grammar or a ban dropped is infinitely far below."""
+    """The best token; if it is not proposed, the best proposed token, if its score is at most -log(1 - tolerance) below
+    the best. Tokens dropped by a filter, a grammar or a ban are infinitely far below."""
     best = int(scores_V.argmax())
     if scores_V[best] == -math.inf:
         raise InputError(
@@ -134,7 +134,7 @@ def draw_among(tokens_N: Array, logits_V: Array, sequence: Sequence, before: Ite
 
 
 def perturbed_among(tokens_N: Array, logits_N: Array, sequence: Sequence, before: Items[int]) -> Array:
-    """`perturbed_scores`, were these all tokens. All are -inf where none of them is left."""
+    """`perturbed_scores` as if these were all tokens. All are -inf if none of them is left."""
     params = sequence.params
     if params.weighs_text:
         size = max([int(tokens_N.max()), *before]) + 1
@@ -174,7 +174,7 @@ def penalise(logits_V: Array, params: SamplingParams, before: Items[int], prompt
 
 
 def keep_allowed(scores_V: Array, allowed_V: np.ndarray) -> Array:
-    """What is not allowed becomes -inf. A draft model may score fewer tokens than there are."""
+    """Tokens that are not allowed become -inf. A draft model may score fewer tokens than the vocabulary has."""
     return arrays.fill(scores_V, arrays.placed(~allowed_V[: len(scores_V)], scores_V), -math.inf)
 
 
@@ -191,8 +191,8 @@ def keep_likely(scores_V: Array, params: SamplingParams) -> Array:
 
 
 def confidence(logits_WV: Array, tokens: Items[int], log_sums_W: Array | None = None) -> tuple[float, ...]:
-    """The model's own probability of each row's token: no temperature, filter or penalty. In double precision: the
-    logarithm of one that float32 would round to 0 is still right. `log_sums_W`: as in an Output, if it is known."""
+    """The model's own probability of each row's token: no temperature, filter or penalty. In double precision, so that
+    the logarithm is right even if float32 would round the probability to 0. `log_sums_W`: an Output's, if known."""
     if log_sums_W is not None:
         of_tokens = (float(logits_V[token]) for logits_V, token in zip(logits_WV, tokens, strict=True))
         return tuple(math.exp(logit - each) for logit, each in zip(of_tokens, log_sums_W.tolist(), strict=True))
@@ -200,7 +200,7 @@ def confidence(logits_WV: Array, tokens: Items[int], log_sums_W: Array | None = 
 
 
 def likeliest(logits_WV: Array, count: int) -> tuple[Alternatives, ...]:
-    """Each row's so many likeliest tokens by the model's own probability, best first."""
+    """Each row's `count` likeliest tokens by the model's own probability, best first."""
     if not count:
         return ()
     found_WN, logarithms_WN = arrays.best(arrays.log_softmax(logits_WV), min(count, logits_WV.shape[1]))
@@ -219,7 +219,7 @@ def gumbel_of(tokens_N: Array, seed: int, choice: int, position: int) -> Array:
 
 
 def noise_key(seed: int, choice: int) -> int:
-    """What the noise of an answer has in common, at whatever position: 64 bits."""
+    """The part of the noise's key that all positions of an answer share: 64 bits."""
     return _mix(_mix(seed) + choice)
 
 

@@ -38,20 +38,20 @@ class LoadSettings:
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
     dtype: str = AUTO_DTYPE
-    """float32, bfloat16 or float16; auto takes bfloat16 where several tokens a pass are exact in it, too (Llama,
-    Mistral, Qwen2 and Qwen3 on a GPU), and float32 elsewhere."""
+    """float32, bfloat16 or float16; auto takes bfloat16 if several tokens per pass are exact in it, too (Llama,
+    Mistral, Qwen2 and Qwen3 on a GPU), and float32 otherwise."""
     threads: int = 0
     """CPU threads; 0 takes one per core."""
     cache_tokens: int = 16384
-    """Room of the KV cache, shared by all answers in flight."""
+    """Size of the KV cache in tokens, shared by all answers in flight."""
     backend: str = "auto"
-    """native: kernels for 4-bit and 8-bit weights on a CPU with AVX2; torch: all else; auto takes the native one where
-    it fits, which it does for the built-in model and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
+    """native: kernels for 4-bit and 8-bit weights on a CPU with AVX2; torch: everything else; auto takes native if it
+    supports the model, as it does for the built-in one and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
     quantize: str | None = None
-    """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. What it says then differs from
-    what it says in float32; how much is measured and stated."""
+    """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. Its answers then differ from
+    those in float32; how much is measured and stated."""
     activations: str = "int16"
-    """Of the native backend: int16, or int8, which is quicker with 4-bit weights and further from float32."""
+    """Activations of the native backend: int16, or int8 (faster with 4-bit weights, further from float32)."""
 
     def __post_init__(self) -> None:
         for name, known in (("backend", BACKENDS), ("quantize", (None, *QUANTIZE)), ("activations", ACTIVATIONS)):
@@ -88,16 +88,16 @@ class ModelChoice:
 AUTO = "auto"
 PLAIN = "autoregressive"
 DECODERS = {
-    AUTO: "a planner weighs what is there (masks, heads, draft model, n-grams) against what a wider pass costs on this "
-    "machine, and takes one token per forward where nothing pays",
+    AUTO: "a planner weighs the available drafters (masks, heads, draft model, n-grams) against the cost of a wider "
+    "pass on this machine, and takes one token per forward if nothing pays",
     PLAIN: "one token per forward",
     "self": "the model itself, with its adapter, proposes while it verifies what it proposed before",
     "heads": "prediction heads on the model's last hidden state propose, verified",
     "draft": "a second model proposes, verified",
     "ngram": "proposes what followed the same words before, verified",
     "ensemble": "all of these proposals in one tree, verified",
-    "adaptive": "ConfAdapt: takes what the masks say as long as they are confident; not verified, so not exact",
-    "static": "takes what k - 1 masks say, k tokens a pass; not verified, so not exact",
+    "adaptive": "ConfAdapt: takes the masks' tokens as long as they are confident; not verified, so not exact",
+    "static": "takes the tokens of k - 1 masks, k tokens per pass; not verified, so not exact",
 }
 """What each decoder does, for --help; stridelm.decode.table makes them."""
 TAKES = {
@@ -111,12 +111,12 @@ TAKES = {
     "adaptive": ("k_max", "threshold"),
     "static": ("k",),
 }
-"""The settings that mean something to a decoder; others are refused."""
+"""The settings that each decoder takes; others are refused."""
 _NEEDS_MASKS = ("self", "adaptive", "static")
 LARGEST_K = 64
 LARGEST_TREE = 256
 NO_ADAPTER = "none"
-"""In an adapter's place: not even the built-in model's own."""
+"""In place of an adapter: use none, not even the built-in model's own."""
 
 
 def _count(largest: int) -> dict[str, Any]:
@@ -134,10 +134,10 @@ class DecodeSettings:
     )
     """The decoder."""
     k: int | None = field(default=None, metadata=_count(LARGEST_K))
-    """Maximum number of tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens a
+    """Maximum number of tokens that a drafter proposes in a row (self, heads: k - 1 masks or heads); static: tokens per
     pass."""
     k_max: int | None = field(default=None, metadata=_count(LARGEST_K))
-    """adaptive: maximum number of tokens a pass (16)."""
+    """adaptive: maximum number of tokens per pass (16)."""
     threshold: float | None = field(
         default=None, metadata={"bounds": {"ge": 0, "le": 1}, "words": "between 0 (take all) and 1"}
     )
@@ -145,7 +145,7 @@ class DecodeSettings:
     tolerance: float = field(
         default=0.0, metadata={"bounds": {"ge": 0, "lt": 1}, "words": "at least 0 (exact) and below 1"}
     )
-    """Let a proposed token pass that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
+    """Accept a proposed token that is at least (1 - tolerance) times as likely as the best; 0 is exact."""
     nodes: int | None = field(default=None, metadata=_count(LARGEST_TREE))
     """auto, self, heads, ensemble: maximum number of proposed tokens, over all branches, that a pass verifies."""
 

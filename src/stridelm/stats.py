@@ -1,4 +1,4 @@
-"""What an answer cost, and by which way it was written."""
+"""What an answer cost, and which backend and loop wrote it."""
 
 import time
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ class Stats:
     last_token: float | None = None
     prompt_tokens: int = 0
     reused: int = 0
-    """Prompt tokens whose keys and values were in the cache already."""
+    """Number of prompt tokens whose keys and values were in the cache already."""
     tokens: int = 0
     forwards: int = 0
     """Forward passes that emitted tokens: plain decoding has exactly one per token."""
     own_forwards: int = 0
-    """Those of them that the backend ran by itself; the one that reads the prompt's end never is."""
+    """How many of these the backend ran by itself; the pass that reads the prompt's end never is one."""
     prefill_forwards: int = 0
     """Forward passes that only read a part of the prompt."""
     rows: int = 0
@@ -51,11 +51,11 @@ class Stats:
 
 
 def steps_in_words(forwards: int, own_forwards: int, answers: int = 1) -> str:
-    """Whose steps wrote a number of answers: `own steps` of the backend, the `host's steps`, or both, with numbers.
+    """Whose steps wrote a number of answers: the backend's `own steps`, the `host's steps`, or both, with numbers.
 
-    `forwards` emitted tokens, `own_forwards` of them were run by the backend itself. One forward of each answer never
-    is: the first token comes from the step that reads the prompt's end, which is the host's. So an answer all of whose
-    other forwards were the backend's own is written by `own steps`. With `answers` 0 the numbers are always told.
+    `forwards` emitted tokens, `own_forwards` of them were run by the backend itself. One forward per answer never is:
+    the first token comes from the step that reads the prompt's end, which is the host's. So an answer whose other
+    forwards were all the backend's own is written by `own steps`. With `answers` 0 the numbers are always given.
     """
     if not own_forwards:
         return "host's steps"

@@ -1,4 +1,4 @@
-"""The nouns of StrideLM. Logic lives elsewhere; nothing here imports torch, so that the command line starts at once."""
+"""The nouns of StrideLM. Logic is elsewhere; nothing here imports torch, so that the command line starts at once."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     """The drafter of each node."""
     scores: tuple[float, ...] = ()
-    """Per node, how likely its drafter thinks it is that the node stands if its parent does: 0 to 1. Empty where a
-    backend drafted by itself and does not say."""
+    """Per node, its drafter's estimate of the probability that it is accepted if its parent is: 0 to 1. Empty if a
+    backend drafted by itself, which reports no scores."""
 
     @classmethod
     def chain(cls, tokens: Items[int], source: str, scores: Items[float] | None = None) -> DraftTree:
@@ -62,7 +62,7 @@ class DraftTree:
 
     @classmethod
     def of(cls, tokens: Items[int], parents: Items[int], source: str, scores: Items[float] | None = None) -> DraftTree:
-        """A tree of one drafter, sure of itself where no scores are given."""
+        """A tree of one drafter; without scores, all of them are 1."""
         count = len(tokens)
         return cls(tuple(tokens), tuple(parents), (source,) * count, tuple(scores or (1.0,) * count))
 
@@ -85,13 +85,13 @@ class DraftTree:
         return depths
 
     def pruned(self, depth: int, nodes: int) -> DraftTree:
-        """The first so many nodes, without those deeper than `depth`."""
+        """The first `nodes` nodes, without those deeper than `depth`."""
         if not self.tokens or len(self.tokens) <= min(depth, nodes):
-            return self  # no node lies deeper than there are nodes
+            return self  # no node is deeper than there are nodes
         return self.only([node for node, node_depth in enumerate(self.depths) if node_depth <= depth][:nodes])
 
     def only(self, kept: list[int]) -> DraftTree:
-        """These nodes, in rising order, with every node's parent among them."""
+        """Only these nodes. They are in rising order, and every node's parent is among them."""
         renamed = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
         return DraftTree(
             tuple(self.tokens[node] for node in kept),
@@ -118,7 +118,7 @@ class Block:
     wanted: tuple[int, ...]
     """The rows whose logits are wanted."""
     pending: int
-    """The first so many rows are tokens of the text that are not in the cache yet."""
+    """Number of pending rows, which come first: tokens of the text that are not in the cache yet."""
     tree: DraftTree = NO_DRAFT
     """What the rows after the pending ones propose; node i is row pending + i."""
     mask_anchors: tuple[int, ...] = ()
@@ -126,15 +126,15 @@ class Block:
     masks: int = 0
     """Mask rows per chain."""
     defers_masks: bool = False
-    """The output head does not run on the masks: whoever needs their logits has it run on some of them later."""
+    """The output head does not run on the masks in this step: `Gate.score` computes logits of some of them later."""
     layers: tuple[int, ...] = ()
-    """The layers whose input is wanted, for all rows; their number stands for the output head."""
+    """The layers whose input is wanted, for all rows; the number of layers stands for the output head."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def mask_outputs(self, anchor: int) -> slice:
-        """An anchor's mask rows among the wanted ones: the last pending row and the tree's come before them."""
+        """An anchor's mask rows among the wanted rows: the last pending row and the tree's rows come before them."""
         first = 1 + len(self.tree) + self.mask_anchors.index(anchor) * self.masks
         return slice(first, first + self.masks)
 
@@ -156,35 +156,35 @@ class Rows:
     wanted_segments: tuple[slice, ...]
     """Each block's part of the W."""
     scored_segments: tuple[slice, ...]
-    """The same without the masks of blocks that defer them: what the output head runs on."""
+    """The same without deferred masks: the rows that the output head runs on."""
     mask_rows_M: np.ndarray
     """The mask rows among the Q."""
     mask_depths_M: np.ndarray
     """How many masks are among a mask row's ancestors, itself included."""
     layers: tuple[int, ...] = ()
-    """The layers whose input a block asks for."""
+    """The layers whose input any of the blocks wants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the model says of a block's W wanted rows."""
+    """The model's output for a block's W wanted rows."""
 
     logits_WV: Array
-    """Without those of the masks, where these are deferred: they come last."""
+    """Without those of deferred masks, which come last."""
     hidden_WC: Array | None = None
-    """What the output head read; only from steps that hold masks."""
+    """The output head's input; only from steps with masks."""
     layers_qC: Mapping[int, Array] = field(default_factory=dict)
-    """Layer -> what it read, for all rows of the block, of the layers that were asked for. The number of layers stands
+    """Layer -> its input, for all rows of the block, for the layers that were asked for. The number of layers stands
     for the output head."""
     log_sums_W: Array | None = None
-    """The logarithm of the sum of all e^logit, per row of logits, where the model has found it on its way."""
+    """Log-sum-exp of each row of logits, if the backend has computed it anyway."""
 
 
 Alternatives = tuple[tuple[int, float], ...]
-"""The likeliest tokens of one place, best first, each with the model's own probability of it."""
+"""The likeliest tokens at one position, best first, each with the model's own probability of it."""
 
 
-@dataclass(slots=True)  # frozen it takes three times as long to make, and every sequence gets one every step
+@dataclass(slots=True)  # frozen, it takes three times as long to create, and every sequence gets one per step
 class Commit:
     """What one step decided for one sequence."""
 
@@ -193,20 +193,20 @@ class Commit:
     tokens: tuple[int, ...] = ()
     """The tokens that the step emits; empty while a prompt is still being read."""
     sources: tuple[str, ...] = ()
-    """Who proposed each token: a drafter's name, or `model`."""
+    """The source of each token: a drafter's name, or `model`."""
     confidence: tuple[float, ...] = ()
     """The model's own probability of each token, before any filter."""
     finish_reason: FinishReason | None = None
     alternatives: tuple[Alternatives, ...] = ()
-    """Per token, what the model might have said instead; only for sequences that ask."""
+    """Per token, the likeliest alternatives; only for sequences that ask for them."""
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One answer in the making."""
+    """One answer while it is being written."""
 
     tokens: list[int]
-    """The prompt and what was written since."""
+    """The prompt and the tokens written so far."""
     params: SamplingParams
     policy: Policy
     eos_ids: frozenset[int]
@@ -214,29 +214,30 @@ class Sequence:
     choice: int = 0
     """Which of several answers to one prompt; part of the key of the noise."""
     grammar: Grammar | None = None
-    """What the answer must keep to."""
+    """The grammar that the answer must match."""
     alternatives: int = 0
-    """So many of the likeliest tokens are reported at every place."""
+    """Number of likeliest tokens that are reported at every position."""
     optional_alternatives: int = 0
-    """The same, but only where the host runs the step: asking for these does not make it do so."""
+    """The same, but only for steps that the host runs anyway: asking for these does not rule out a backend's own
+    steps."""
     prediction: tuple[int, ...] = ()
-    """What most of the answer is expected to be: drafts for policies that read predictions. Never changes the text."""
+    """The expected answer, or most of it: drafts for policies that read predictions. Never changes the text."""
     is_traced: bool = False
-    """Whether its strides carry what was run for them."""
+    """Whether its strides carry a trace of what was run for them."""
     reads_anew: bool = False
-    """Read the whole prompt, also where the cache knows its beginning: for answers whose times are compared."""
+    """Read the whole prompt even if the cache holds its beginning: for answers whose times are compared."""
     prompt_length: int = field(init=False)
     most_tokens: int = field(init=False)
-    """Of prompt and answer together."""
+    """Maximum number of tokens, prompt and answer together."""
     seed: int = field(init=False)
     cached: int = 0
-    """How many of the tokens are in the KV cache; the rest are pending."""
+    """Number of its tokens in the KV cache; the rest are pending."""
     allowance: int = 0
-    """How many pending rows the scheduler lets into this step."""
+    """Number of pending rows that the scheduler lets into this step."""
     arrival: int = 0
-    """Its place in the order in which sequences came."""
+    """Its number in the order of arrival."""
     is_held: bool = False
-    """Left out of steps for now: nobody reads what it writes."""
+    """Left out of steps for now: its client does not read what it writes."""
     table: Table | None = None
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
@@ -245,7 +246,7 @@ class Sequence:
         self.prompt_length = len(self.tokens)
         self.most_tokens = min(self.prompt_length + self.params.max_tokens, self.context_length)
         self.stats.prompt_tokens = len(self.tokens)
-        # 53 bits: what every JSON reader can hold, so that a seed in a log can be given back.
+        # 53 bits: every JSON reader can represent them, so that a logged seed can be used again.
         self.seed = secrets.randbits(53) if self.params.seed is None else self.params.seed
 
     @property
@@ -254,7 +255,7 @@ class Sequence:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether what others read of its beginning is good for it, too."""
+        """Whether it may start from keys and values that other sequences with the same beginning have computed."""
         return not (self.reads_anew or self.policy.reads_whole_texts)
 
     @property
@@ -274,29 +275,29 @@ class Stride:
 
     tokens: tuple[int, ...]
     text: str
-    """The text that became certain: a stop string's beginning or half a character is held back."""
+    """The text that is final now: a possible beginning of a stop string, or half a character, is held back."""
     sources: tuple[str, ...]
     confidence: tuple[float, ...]
     finish_reason: FinishReason | None = None
     alternatives: tuple[Alternatives, ...] = ()
-    """Per token; only where the sequence asks for some."""
+    """Per token; only if the sequence asks for them."""
     drafted: int = 0
     """How many drafts the pass verified."""
     predicted: int = 0
     """How many of these came from the sequence's prediction."""
     trace: Trace | None = None
-    """Only where the sequence asks for it."""
+    """Only if the sequence asks for it."""
     is_own: bool = False
     """Whether the backend ran the pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one forward pass ran for a sequence, and what came of it."""
+    """What one forward pass ran for a sequence, and what was accepted."""
 
     block: Block
     kept: tuple[int, ...]
-    """The rows of the block that stand: the pending ones and the accepted path."""
+    """The rows of the block that were kept: the pending ones and the accepted path."""
 
 
 @dataclass(frozen=True, slots=True)

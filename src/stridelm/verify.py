@@ -37,7 +37,7 @@ def proposals(tree: DraftTree, node: int) -> list[int]:
 
 
 def grammatical(tree: DraftTree, accepts: Callable[[list[int]], int]) -> DraftTree:
-    """The nodes whose paths may follow the text, by one who says how many of some tokens do."""
+    """The nodes whose paths may follow the text. `accepts`: how many of some tokens may follow in a row."""
     inner, kept = set(tree.parents), set[int]()
     for leaf in range(len(tree)):
         if leaf not in inner:
@@ -56,7 +56,8 @@ def _path(tree: DraftTree, node: int) -> list[int]:
 
 
 def agreement(read: Items[int], tokens: Items[int]) -> int:
-    """How long two texts of one type are equal. They differ, if at all, near the end: look there first."""
+    """Length of the common beginning of two texts of the same type. They differ, if at all, near the end: compare from
+    there."""
     length = min(len(read), len(tokens))
     while read[:length] != tokens[:length]:
         length -= 1

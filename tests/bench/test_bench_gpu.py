@@ -300,7 +300,7 @@ def test_random_weights_have_the_shapes_of_a_stacked_model(tiny_folder: Callable
     shape = Shape("tiny", layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head_size=8, vocabulary=260)
     made = gpu_large.random_weights(shape, 16, 8, torch.float32, torch.device("cpu"))
     assert _shapes(made.layers) == _shapes(stacked.layers)
-    assert _shapes(made.drafting) == _shapes(stacked.drafting)
+    assert _shapes(made.sequential) == _shapes(stacked.sequential)
     for name in ("embedding_VC", "mask_embedding_KC", "norm_C", "head_VC"):
         assert getattr(made, name).shape == getattr(stacked, name).shape
     for name in ("query_heads", "key_heads", "head_size", "inner", "rank", "scaling"):

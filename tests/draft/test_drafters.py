@@ -86,14 +86,14 @@ TWINS = (GREEDY, SamplingParams(temperature=1.0, top_p=0.9, seed=5))
 @pytest.mark.parametrize("params", TWINS)
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_a_model_that_drafts_for_itself_is_always_right(
-    params: SamplingParams, k: int, tiny: Callable[..., Checkpoint], monkeypatch: pytest.MonkeyPatch
+    params: SamplingParams, k: int, tiny: Callable[..., Checkpoint]
 ) -> None:
     """Greedy and sampled: a draft model draws with the target's noise, so a twin proposes the very same tokens. All k
     of them if it never stops for doubt; and as many as it proposes otherwise."""
     model = assembled(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
     settings = DecodeSettings("draft", k=k)
     doubting = model.generate("abcdefgh", replace(params, max_tokens=30), decoder=settings).stats
-    monkeypatch.setattr("stridelm.draft.draft_model._FLOOR", 0.0)
+    policy_drafter(model, k).floor = 0.0
     bold = model.generate("abcdefgh", replace(params, max_tokens=30), decoder=settings).stats
     assert bold.forwards == -(-bold.tokens // (k + 1)) <= doubting.forwards <= -(-doubting.tokens // 2)
     for stats in (doubting, bold):
@@ -120,7 +120,7 @@ def test_a_draft_ends_where_the_draft_model_has_come_to_doubt_it(
     language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts, floor = [f"{number} is {number * number}" for number in range(24)], 1e-4  # a random model is never sure
-    monkeypatch.setattr("stridelm.draft.draft_model._FLOOR", floor)
+    monkeypatch.setattr(policy_drafter(language_model, k=8), "floor", floor)
     trees = drafts_of(language_model, texts, replace(GREEDY, max_tokens=40))
     lengths = {len(tree) for tree in trees}
     assert len(lengths) > 1 and max(lengths) < 8
@@ -189,9 +189,9 @@ def test_the_draft_model_gives_its_blocks_back(language_model: LanguageModel) ->
     assert cache.free_blocks == cache.block_count
 
 
-def test_a_long_prompt_is_read_by_the_draft_model_in_parts(tiny: Callable[..., Checkpoint], monkeypatch) -> None:
-    monkeypatch.setattr("stridelm.draft.draft_model._ROWS", 16)
+def test_a_long_prompt_is_read_by_the_draft_model_in_parts(tiny: Callable[..., Checkpoint]) -> None:
     model = assembled(tiny("llama"), tiny("llama"), LoadSettings(cache_tokens=2048))
+    policy_drafter(model, k=4).max_rows = 16
     result = model.generate("a long prompt " * 10, SamplingParams(max_tokens=20), decoder=DecodeSettings("draft", k=4))
     assert result.stats.accepted == result.stats.drafted > 0
 

@@ -15,8 +15,8 @@ from stridelm.api import LanguageModel
 from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.groups import EIGHT, FOUR, quantised
 from stridelm.backends.native.library import FLAGS, LINK_FLAGS, SOURCE, bind, library
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, quantise
 from stridelm.models.builtin import cache_folder
 from stridelm.settings import LoadSettings
 from tiny import plain_network
@@ -96,7 +96,7 @@ def forward_of(model: LanguageModel) -> NativeForward:
 
 def rounded(weight: torch.Tensor, kind: int) -> torch.Tensor:
     """A matrix as the kernels have it."""
-    return torch.from_numpy(quantised(weight.float().numpy(), kind).floats()[:, : weight.shape[1]])
+    return torch.from_numpy(quantise(weight.float().numpy(), kind).dequantise()[:, : weight.shape[1]])
 
 
 def rounded_network(folder: Path, quantize: str = "q8") -> Any:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from stridelm.backends.common.compiler import CannotCompile
-from stridelm.backends.native.source import DoesNotFit
+from stridelm.backends.native.model_source import DoesNotFit
 from stridelm.contracts import Heads
 from stridelm.models import builtin
 from stridelm.models.preview import own_draft

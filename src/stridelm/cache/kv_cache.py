@@ -1,14 +1,13 @@
-"""Where keys and values lie: in blocks that sequences share by reference count.
+"""The KV cache's bookkeeping: blocks that sequences share by reference count.
 
 A sequence's cache is a Table: a list of block numbers and a length. The rows of a step are appended behind that length,
-in blocks that no other table holds; `keep` then closes the gap between the rows that were accepted, and the rest is
-forgotten. Blocks in a row in memory are read as one view, without a copy: tables get such runs when there are any.
+in blocks that no other table holds; `keep` then moves the accepted rows together, and the rest is dropped. Consecutive
+blocks are read as one view, without a copy: tables get such runs if there are any.
 
-Whole blocks are known by their content (`model/prefix_index.py`): a text that begins as another did starts from them.
-Those that nobody holds any more are free, and are taken for something else as late as possible.
+Whole blocks are indexed by their content (`cache/prefix_index.py`): a text with the same beginning starts from them.
+Blocks that no table holds any more are free, and are reused as late as possible.
 
-This is the bookkeeping. Keys and values lie in a memory of the backend's own, by slot: block number x block size +
-offset.
+Keys and values themselves are in a memory of the backend's own, by slot: block number x block size + offset.
 """
 
 from collections.abc import Sequence as Items
@@ -37,15 +36,15 @@ class Table:
     step_rows: int = 0
     """Rows of the step in flight, behind `length`."""
     reserved: int = 0
-    """So many blocks stay with the table, used or not."""
+    """Number of blocks that stay with the table, used or not."""
     granted: int = 0
-    """So many stay until the end of the next step."""
+    """Number of blocks that stay until the end of the next step."""
     published: int = 0
-    """So many of the blocks are known to the index."""
+    """Number of its blocks that are in the prefix index."""
     cuts: int = 0
-    """How often blocks were taken from the table: what was launched before may have written elsewhere."""
+    """How often blocks were taken from the table: steps launched before may still write to them."""
     last_published: int = START
-    """The index's name for the last of them."""
+    """The index's number of the last published block."""
 
     @property
     def capacity(self) -> int:
@@ -54,17 +53,17 @@ class Table:
 
     @property
     def is_run(self) -> bool:
-        """Whether the blocks lie one behind the other."""
+        """Whether the blocks are consecutive in memory."""
         first = self.blocks[0] if self.blocks else 0
         return self.blocks == list(range(first, first + len(self.blocks)))
 
 
 class KVMemory(Protocol):
-    """What holds the keys and values of all layers, slot by slot."""
+    """A backend's memory for the keys and values of all layers, slot by slot."""
 
     def move(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Copy the content of some slots to others, in all layers. The two may overlap: all is read before anything is
-        written."""
+        """Copy the content of some slots to others, in all layers. The two may overlap: everything is read before
+        anything is written."""
         ...
 
 
@@ -72,13 +71,14 @@ class KVCache:
     """The pool of blocks."""
 
     def __init__(self, tokens: int, memory: KVMemory | None = None) -> None:
-        """Without a memory nothing is moved: for who only counts blocks."""
+        """Without a memory nothing is moved: for callers that only count blocks."""
         self.block_count = blocks_for(tokens)
         self.memory = memory
         self.references = np.zeros(self.block_count, dtype=np.int32)
         self.index = PrefixIndex(self.block_count, BLOCK_SIZE)
         self.free_blocks = self.block_count
-        """Those that no table holds: kept in step with `references`, for it is asked for every sequence and step."""
+        """Number of blocks that no table holds. Kept up to date with `references`, since it is read for every sequence
+        in every step."""
         self.tables: set[Table] = set()
 
     @property
@@ -87,18 +87,18 @@ class KVCache:
         return self.block_count * BLOCK_SIZE
 
     def open(self, reserve: int = 0) -> Table:
-        """A new table, with blocks for `reserve` tokens set aside for it, in one run where there is one."""
+        """A new table, with blocks for `reserve` tokens set aside for it, in one run if possible."""
         table = Table(reserved=blocks_for(reserve))
         table.blocks = self._take(table.reserved, after=None)
         self.tables.add(table)
         return table
 
     def adopt(self, tokens: Items[int], reserve: int = 0) -> Table:
-        """A table that begins with what the cache knows of these tokens, whole blocks but never all of the tokens, and
-        has room for `reserve` of them set aside.
+        """A table that starts from the indexed blocks of these tokens (whole blocks, but never all of the tokens), with
+        room for `reserve` tokens set aside.
 
-        Known blocks are shared, if room is scarce. Otherwise they are copied into a run of the table's own: one copy
-        now, where a scattered table takes one per layer in every step.
+        If room is scarce, the indexed blocks are shared. Otherwise they are copied into a run of the table's own: one
+        copy now, whereas a scattered table needs one per layer in every step.
         """
         known, last = self.index.find(tokens[: max(0, len(tokens) - 1)])
         blocks = max(blocks_for(reserve), len(known))
@@ -121,8 +121,8 @@ class KVCache:
         return table
 
     def publish(self, table: Table, tokens: Items[int]) -> None:
-        """The table's kept tokens are these: other texts may start from the whole blocks of them."""
-        length = min(table.length, len(tokens))  # behind a stop string more is kept than the text has
+        """Add the whole blocks of a table's kept tokens to the index, so that other texts may start from them."""
+        length = min(table.length, len(tokens))  # after a stop string, more tokens are kept than the text has
         while (table.published + 1) * BLOCK_SIZE <= length:
             start = table.published * BLOCK_SIZE
             held = tokens[start : start + BLOCK_SIZE]
@@ -130,16 +130,16 @@ class KVCache:
             table.published += 1
 
     def forget(self) -> None:
-        """No text starts from what earlier ones have left."""
+        """Clear the index: no text starts from blocks of earlier ones."""
         self.index.drop(range(self.block_count))
 
     def shared_blocks(self, tokens: Items[int]) -> int:
-        """How many blocks `adopt` would share that others hold."""
+        """Number of blocks that `adopt` would share and other tables hold."""
         known, _ = self.index.find(tokens[: max(0, len(tokens) - 1)])
         return int((self.references[known] > 0).sum())
 
     def room_without(self, tables: Items[Table], tokens: Items[int]) -> int:
-        """The free blocks, and those that `adopt` would share, if these tables were freed."""
+        """Number of free blocks, plus those that `adopt` would share, if these tables were freed."""
         references = self.references.copy()
         for table in tables:
             references[table.blocks] -= 1
@@ -147,19 +147,19 @@ class KVCache:
         return int((references == 0).sum() + (references[known] > 0).sum())
 
     def grant(self, table: Table, tokens: int) -> None:
-        """Room for so many tokens in all, until the end of the next step."""
+        """Make room for `tokens` tokens in all, until the end of the next step."""
         blocks = blocks_for(tokens)
         if blocks > table.granted:
             self._grow(table, blocks)
             table.granted = blocks
 
     def reserve(self, table: Table, tokens: int) -> None:
-        """Set blocks aside for so many tokens in all, and whatever the table has now, until they are taken back."""
+        """Set blocks aside for `tokens` tokens in all, besides the table's current blocks, until `give_back`."""
         self._grow(table, blocks_for(tokens))
         table.reserved = len(table.blocks)
 
     def give_back(self, table: Table) -> int:
-        """Take back what was set aside for a table and is not used; how many blocks that were."""
+        """Take back the unused blocks that were set aside for a table; returns their number."""
         held = len(table.blocks)
         table.reserved = 0
         self._cut(table, max(blocks_for(table.length + table.step_rows), table.granted))
@@ -171,23 +171,23 @@ class KVCache:
         return self.slots(table, table.length, table.length + rows)
 
     def begin_step(self, table: Table, rows: int) -> None:
-        """`append` for who does not ask where the rows lie."""
+        """`append` without computing the rows' slots."""
         assert table.step_rows == 0, "the step before was neither kept nor truncated"
         self._grow(table, blocks_for(table.length + rows))
         table.step_rows = rows
 
     def keep(self, table: Table, path: Items[int]) -> None:
-        """End a step: keep the rows `path` (rising) of it as the next tokens, forget the others."""
+        """End a step: keep its rows `path` (rising) as the next tokens, drop the others."""
         count, last = len(path), path[-1] if path else -1
         assert last < table.step_rows
-        if last >= count:  # or the path is the first rows: they lie where they belong
+        if last >= count:  # otherwise the path is the first rows, which are in place already
             slots = self.slots(table, table.length, table.length + table.step_rows)
             moved = [(to, row) for to, row in enumerate(path) if row != to]
             self._move(*(slots[list(side)] for side in zip(*moved, strict=True)))
         self._end_step(table, table.length + count)
 
     def truncate(self, table: Table, length: int) -> None:
-        """Forget all behind the first `length` tokens, and a step in flight."""
+        """Drop everything after the first `length` tokens, and a step in flight."""
         assert 0 <= length <= table.length
         self._end_step(table, length)
 
@@ -198,7 +198,7 @@ class KVCache:
             self._cut(table, max(blocks_for(length), table.reserved))
 
     def free(self, table: Table) -> None:
-        """The sequence has ended: give its blocks back."""
+        """The sequence has ended: release its blocks."""
         self.index.touch(table.blocks)
         table.length = table.step_rows = table.reserved = table.granted = table.published = 0
         self._cut(table, 0)
@@ -212,7 +212,7 @@ class KVCache:
         assert table.published <= len(table.blocks), "what others may start from was cut off"
 
     def reading_slots(self, table: Table) -> slice | np.ndarray:
-        """Where a step reads this table: kept tokens and the step's rows. A slice if they lie in one run."""
+        """The slots that a step reads: kept tokens and the step's rows. A slice if they are one run."""
         end = table.length + table.step_rows
         if table.is_run:
             first = table.blocks[0] * BLOCK_SIZE
@@ -247,7 +247,7 @@ class KVCache:
             table.blocks.extend(self._take(missing, after=table.blocks[-1] if table.blocks else None))
 
     def _take(self, count: int, after: int | None) -> list[int]:
-        """Free blocks: right behind `after` if they are free there, else one run, else wherever they are."""
+        """Take free blocks: right behind `after` if possible, else one run, else any."""
         if count > self.free_blocks:
             raise CacheFull(
                 f"the KV cache of {self.capacity} tokens is full: ask for fewer tokens at once, "
@@ -272,7 +272,7 @@ class KVCache:
 
     @staticmethod
     def _least_missed(last_use: np.ndarray, count: int) -> np.ndarray:
-        """Of the free blocks the run whose content was of use longest ago, or, without a run, the blocks."""
+        """The least recently used free blocks: as one run if there is one, else single blocks."""
         if count > 1:
             latest = _window_max(last_use, count)
             first = int(latest.argmin())
@@ -286,7 +286,7 @@ class KVCache:
 
 
 def _window_max(values: np.ndarray, size: int) -> np.ndarray:
-    """The largest of every so many neighbours: of windows that grow to twice their size, not of each by itself."""
+    """The maximum of each window of `size` neighbours, computed by doubling the window's size."""
     width = 1
     while width < size:
         shift = min(width, size - width)

@@ -1,4 +1,4 @@
-"""What masks say, taken at their word: several tokens per forward without a verifier, and so without a guarantee.
+"""Takes the masks' tokens without verification: several tokens per forward, without a guarantee.
 
 ConfAdapt (arXiv 2602.06019) keeps the leading run of positions that are confident; static decoding keeps all.
 """
@@ -27,8 +27,8 @@ class Adaptive:
     own_drafts: int | None = None
 
     def __init__(self, k_max: int, threshold: float, gate: Gate) -> None:
-        """Up to `k_max` tokens a pass, as long as each is at least so likely; a threshold of 0 takes all."""
-        self.masks = self.needed_rows = k_max - 1  # fewer masks would be another text
+        """Up to `k_max` tokens per pass, as long as each is at least `threshold` likely; a threshold of 0 takes all."""
+        self.masks = self.needed_rows = k_max - 1  # fewer masks would give another text
         self.threshold = threshold
         self.gate = gate
 
@@ -61,8 +61,8 @@ class Adaptive:
         )
 
     def _leading_run(self, sequence: Sequence, block: Block, output: Output, drawer: Drawer) -> list[tuple[int, float]]:
-        """Tokens and their confidence up to the first that lacks it, or that ends the text. The first is the model's
-        own, and always stands."""
+        """Tokens and their confidence up to the first one below the threshold, or that ends the text. The first token
+        is the model's own and is always taken."""
         run: list[tuple[int, float]] = []
         for token, probability in _positions(self.gate, sequence, block, output, drawer):
             finite((probability,))
@@ -74,7 +74,7 @@ class Adaptive:
         return run
 
     def _alternatives(self, sequence: Sequence, block: Block, output: Output, count: int) -> tuple[Alternatives, ...]:
-        """What the last pending row and the masks might have said by themselves, before the sequential head."""
+        """The likeliest tokens of the last pending row and of the masks, before the sequential head."""
         rows = [0, *range(block.mask_outputs(ROOT).start, block.mask_outputs(ROOT).stop)] if block.masks else [0]
         return likeliest(output.logits_WV[rows[:count]], max(sequence.alternatives, sequence.optional_alternatives))
 
@@ -90,7 +90,7 @@ class Adaptive:
 def _positions(
     gate: Gate, sequence: Sequence, block: Block, output: Output, drawer: Drawer
 ) -> Iterator[tuple[int, float]]:
-    """Position by position what is drawn, and its probability: the last pending row's, then each mask's."""
+    """The token drawn at each position, and its probability: the last pending row's, then each mask's."""
     logits_1V = output.logits_WV[:1]
     first = drawer(logits_1V, sequence)(0, sequence.tokens)
     yield first, confidence(logits_1V, [first])[0]

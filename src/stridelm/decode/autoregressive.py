@@ -1,4 +1,4 @@
-"""One token per forward: the plain way, and the ground that every exact decoder stands on."""
+"""Plain decoding, one token per forward: the reference of every exact decoder."""
 
 from stridelm.decode.commit import decide_all, next_block
 from stridelm.sampling import Drawer, drawer

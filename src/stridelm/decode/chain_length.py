@@ -1,33 +1,33 @@
-"""How many drafts the steps hold that a device runs by itself: as many as make most tokens per second.
+"""Chooses the number of drafts for steps that a device runs by itself: the one with the most tokens per second.
 
-Such steps have few shapes, whose times are measured, not modelled. What is estimated is how many tokens a step emits:
-one, and one more for every draft that stands together with all before it.
+Such steps have few shapes, whose times are measured, not modelled. Only the number of tokens per step is estimated:
+one, plus one for every draft that is accepted together with all before it.
 """
 
 from collections.abc import Mapping
 
 _LOOK = 16
-"""Steps between two decisions: texts that change their shape begin without drafts."""
+"""Steps between two decisions: after a change of shape, texts start without drafts."""
 _TRIAL = 10
-"""Steps until the first decision on a text. The first two or so tell nothing: they hold no drafts, or are in flight."""
+"""Steps until the first decision on a text. The first two or so tell nothing: they have no drafts, or are in flight."""
 _BETTER = 1.05
-"""Another length must promise so much more to be worth that; none at all need not."""
+"""Another length must be better by this factor to be worth the change; a length of 0 need not be."""
 _KEEP = 0.8
-"""What an observation counts for at the next decision: half of it after some fifty steps."""
+"""Decay of observations per decision: they count half after about fifty steps."""
 _FROM_OTHERS = 4.0
-"""As so many observations count all those of the texts before."""
+"""Number of observations that all those of earlier texts together count as."""
 _PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
-"""How often a draft stands if nothing is known, and how many observations that is worth."""
+"""Prior acceptance rate of a draft, and how many observations it is worth."""
 _MOST = 0.98
 _PRICE = 0.02
-"""The share of the time that trials may lose where drafts never stand."""
+"""Maximum share of time that trials may lose if drafts are never accepted."""
 
 
 class ChainLength:
-    """For a number of texts that are written together.
+    """Chooses for a number of texts that are written together.
 
-    Without drafts nothing is learnt of them. So they are tried again now and then, and on a new text: the worse they
-    would be if none stood, the more seldom.
+    Without drafts nothing is learnt about them. So they are tried again now and then, and for a new text: the more a
+    failed trial costs, the less often.
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
@@ -54,7 +54,7 @@ class ChainLength:
         return self.drafts
 
     def begin_text(self) -> None:
-        """The texts are new ones. They have the benefit of the doubt: nobody would look again after a hard text."""
+        """New texts start. They get drafts again: otherwise a hard text would turn drafts off for good."""
         if self.drafts:
             self._pass(_FROM_OTHERS / max(_FROM_OTHERS, self._recent.seen[0] + self._before.seen[0]))
             self._left = _TRIAL
@@ -62,7 +62,7 @@ class ChainLength:
             self._try()
 
     def observe(self, drafts: int, emitted: int) -> None:
-        """A text got so many tokens of a step that held so many drafts, and goes on."""
+        """A text got `emitted` tokens from a step with `drafts` drafts, and has not ended."""
         for depth in range(min(drafts, emitted)):
             self._recent.seen[depth] += 1
             self._recent.stood[depth] += depth < emitted - 1
@@ -76,7 +76,7 @@ class ChainLength:
         return tokens / self.seconds[drafts]
 
     def _try(self) -> None:
-        """Begin with drafts, whatever was seen."""
+        """Start with drafts, whatever was observed before."""
         self._pass(0.0)
         self.drafts = self._first
         self._left = _TRIAL
@@ -95,8 +95,8 @@ class ChainLength:
             self._left = max(_LOOK, round(lost / _PRICE))
 
     def _rates(self) -> list[float]:
-        """How often a draft stood, if all before it did. A depth that was seen seldom follows the others: an easy text
-        is easy at every depth."""
+        """By depth, how often a draft was accepted if all before it were. A depth with few observations follows the
+        others: an easy text is easy at every depth."""
         seen = [sum(each) for each in zip(self._recent.seen, self._before.seen, strict=True)]
         stood = [sum(each) for each in zip(self._recent.stood, self._before.stood, strict=True)]
         ease = (sum(stood) + _PRIOR_WEIGHT) / (_PRIOR * sum(seen) + _PRIOR_WEIGHT)
@@ -104,14 +104,14 @@ class ChainLength:
         return [(own + expected) / (of + _PRIOR_WEIGHT) for own, of in zip(stood, seen, strict=True)]
 
     def _pass(self, kept: float) -> None:
-        """What is recent is so no more, and counts less."""
+        """Merge the recent observations into the earlier ones, and decay them."""
         self._before.add(self._recent)
         self._before.fade(kept)
         self._recent.fade(0.0)
 
 
 class _Tally:
-    """By depth, how often a draft was looked at, all before it standing, and how often it stood."""
+    """By depth, how often a draft was looked at (all before it were accepted), and how often it was accepted."""
 
     def __init__(self, depths: int) -> None:
         self.seen = [0.0] * depths
@@ -119,7 +119,7 @@ class _Tally:
 
     @property
     def tokens(self) -> float:
-        """Of a step, for one text."""
+        """Mean number of tokens per step and text."""
         return 1 + sum(self.stood) / self.seen[0]
 
     def add(self, other: "_Tally") -> None:

@@ -1,10 +1,9 @@
-"""What a forward costs on this machine: measured once per machine, model and precision, then kept.
+"""What a forward costs on this machine: measured once per machine, model and precision, then stored.
 
-    seconds = curve(rows) + masks: a part for having any, a part per row + rows x context x slope
-            + a part per further sequence
+    seconds = curve(rows) + (masks ? constant + per mask row) + rows x context x slope + per further sequence
 
 A mask row costs more than a real one (its low-rank part); the curve is that of real rows at a short context. Drafting
-from masks, which is no part of a forward, is timed beside it.
+from masks, which is not part of a forward, is timed separately.
 """
 
 import hashlib
@@ -32,20 +31,21 @@ from stridelm.types import ROOT, Array, DraftTree, Sequence
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _SEQUENCES = 8
-"""Of the step that shows what further sequences cost: with two, their cost would drown in the noise."""
+"""Sequences in the step that measures what further sequences cost: with two, the cost would drown in noise."""
 _MASKS = (2, 8)
 _LEVELS = 3
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
 """Seconds to spend on measuring."""
 _MOST = 15
-"""Rounds over all shapes."""
+"""Maximum number of rounds over all shapes."""
 _DISTURBED = 1.5
-"""Where the middle round took so much longer than the quick ones, others used the machine: measure again next time."""
+"""If the median round took this much longer than the fast ones, other processes used the machine: the result is not
+stored."""
 _CHANGED = 1.4
-"""A kept measurement that is off by more than this is taken anew."""
+"""A stored measurement that is off by more than this factor is repeated."""
 LARGEST = 1024
-"""Rows up to which the curve is written out; beyond, it goes on as it ended."""
+"""Number of rows up to which the curve is tabulated; beyond, it stays at its last value."""
 
 Steps = Mapping[str, Callable[[], object]]
 
@@ -56,19 +56,19 @@ class Cost:
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
-    """Of so many real rows of one sequence, rising."""
+    """Seconds for these numbers of real rows of one sequence, rising."""
     masks: float = 0.0
-    """For having masks at all."""
+    """Extra for any masks at all."""
     mask_row: float = 0.0
-    """Per mask row, beyond what a real row costs."""
+    """Extra per mask row, compared with a real row."""
     context: float = 0.0
-    """Per row and token of the text before it."""
+    """Per row and token of context."""
     sequence: float = 0.0
     """Per sequence beyond the first."""
     head: float = 0.0
     """The output head on one row."""
     head_row: float = 0.0
-    """And on every further one."""
+    """The output head on each further row."""
     level: float = 0.0
     """To draft one depth of a tree from masks."""
     table: np.ndarray = field(init=False, repr=False, compare=False)
@@ -95,12 +95,12 @@ class Cost:
         )
 
     def is_cheaper_in_two_stages(self, masks: int, needed: int) -> bool:
-        """Whether the head had better run apart on the few masks that turn out to be needed."""
+        """Whether running the output head separately, on the masks that turn out to be needed, is cheaper."""
         return self.head + self.head_row * needed < self.head_row * masks
 
 
 def load_or_measure(target: Target, forward: Forward) -> Cost:
-    """The cost of this model here; from an earlier measurement where there is one."""
+    """The cost of this model on this machine; from an earlier measurement if there is one."""
     file = cache_folder() / "costs" / f"{_key(target, forward)}.json"
     try:
         kept: dict[str, Any] = json.loads(file.read_text())
@@ -123,7 +123,7 @@ def load_or_measure(target: Target, forward: Forward) -> Cost:
 
 
 def _still_holds(cost: Cost, forward: Forward) -> bool:
-    """Whether one row and eight take about what they took then: it may have been measured on a busy machine."""
+    """Whether one row and eight still take about as long: the stored cost may have been measured on a busy machine."""
     trial = forward.with_cache(2 * _CONTEXT)
     steps = {str(rows): _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
     times = _rounds(steps, forward, most=4)
@@ -147,8 +147,8 @@ class _Shape:
 
 
 def measure(forward: Forward) -> tuple[Cost, bool]:
-    """Time steps of several shapes in turn, round after round, so that a slow moment of the machine hits all alike; and
-    whether the machine was quiet."""
+    """Time steps of several shapes in turn, round after round, so that a slow moment of the machine affects all alike.
+    Returns the cost, and whether the machine was quiet."""
     context = min(_LONG_CONTEXT, forward.longest - 64)
     short = min(_CONTEXT, context // 2)
     shapes = {f"{width}": _Shape(1, width, context=short) for width in _WIDTHS}
@@ -171,7 +171,7 @@ def measure(forward: Forward) -> tuple[Cost, bool]:
 
 
 class _Trial:
-    """A step of one shape, on whatever the cache holds, again and again."""
+    """A step of one shape, to be repeated, over whatever the cache holds."""
 
     def __init__(self, forward: Forward, shape: _Shape) -> None:
         self.forward, self.shape = forward, shape
@@ -196,7 +196,7 @@ class _Trial:
 
 
 class _Drafting:
-    """A tree from masks that say nothing, as deep as there are masks."""
+    """Drafts a tree from masks with all-zero states, as deep as there are masks."""
 
     def __init__(self, gate: Gate, hidden_DC: Array) -> None:
         self.drafter, self.hidden_DC = MaskDrafter(gate), hidden_DC
@@ -209,7 +209,7 @@ class _Drafting:
 
 
 def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
-    """Every step's time: among the quick ones of several rounds, since whatever disturbs only adds."""
+    """Every step's time: the lower quartile of several rounds, since disturbances only add time."""
     times = _rounds(steps, forward, most=_MOST)
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
@@ -217,7 +217,7 @@ def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
 
 
 def _rounds(steps: Steps, forward: Forward, *, most: int) -> dict[str, list[float]]:
-    """Every step's times, the steps taking turns, as many rounds as the budget has room for; the first warms up."""
+    """Every step's times over as many rounds as the time budget allows; the first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     started = time.perf_counter()
     for number in range(most + 1):

@@ -1,7 +1,7 @@
-"""Verified drafts from whatever drafts there are, as many as pay: the policy behind `auto`, `self`, `heads` and
+"""Verified drafts from all available drafters, as many as pay: the policy behind `auto`, `self`, `heads` and
 `ensemble`.
 
-Before a step every drafter proposes; the proposals become one tree, ranked by how often such nodes have stood; the
+Before a step every drafter proposes; the proposals become one tree, ranked by how often such nodes were accepted; the
 planner decides how much of it is run and where masks hang. After the step the masks nearest to the path's end are kept
 as the chain that the next drafts come from.
 """
@@ -28,28 +28,28 @@ from stridelm.types import NO_DRAFT, PREDICTION, ROOT, Block, Commit, DraftTree,
 from stridelm.verify import follow
 
 _MOST_ANCHORS = 8
-"""Chains of masks that the cache sets rows aside for."""
+"""Maximum number of mask chains that the cache sets rows aside for."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one sequence."""
+    """The planner's state for one sequence."""
 
     rates: DepthRates
     chain: Chain | None = None
     """The masks that its next drafts come from."""
     proposed: list[DraftTree] = field(default_factory=list)
-    """What each drafter said before the step at hand, with its own scores."""
+    """What each drafter proposed for the current step, with its own scores."""
     mask_tree: DraftTree = NO_DRAFT
-    """The one of these that the masks made."""
+    """The one of these that came from masks."""
     rows: int = 1
-    """Of its latest block."""
+    """Number of rows of its latest block."""
     rest: Rest = field(default_factory=Rest)
     referee: Referee = field(default_factory=Referee)
 
 
 class Planned:
-    """Plans each sequence's block in the light of what the others of the batch take."""
+    """Plans each sequence's block, given the rows of the others in the batch."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class Planned:
         tolerance: float = 0.0,
         switches: bool = False,
     ) -> None:
-        """`k` - 1 masks at most in a chain; `nodes`: the most drafts of a step; `switches`: drafters that do not earn
-        what they cost are asked only now and then, and where nothing does, decoding is plain for a while."""
+        """`k`: a chain has at most k - 1 masks; `nodes`: maximum number of drafts per step; `switches`: drafters that
+        do not pay are asked only now and then, and if none pays, decoding is plain for a while."""
         self.exact = tolerance == 0
         self.cost, self.masks, self.drafters = cost, masks, drafters
         self.nodes, self.tolerance = nodes, tolerance
         self.longest = k - 1 if masks is not None else 0
         self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
         self.needed_rows = 0
-        # A backend that runs whole steps drafts by masks alone. `auto` does without optional drafters for that; whoever
-        # asks for them by name does not.
+        # A backend that runs whole steps drafts from masks only. `auto` gives up optional drafters for that; decoders
+        # that name them do not.
         is_masks_alone = not drafters or (switches and all(drafter.is_optional for drafter in drafters))
         self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
         self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
@@ -86,12 +86,12 @@ class Planned:
         self.uses = [Use() for _ in drafters] if switches else []
         self.clock = Clock(cost(1))
         self.trials: dict[int, Trial] = {}
-        """By size of batch, in powers of two. A sequence alone needs none: the cost curve is its own."""
+        """By batch size, in powers of two. A single sequence needs none: the cost curve was measured for it."""
         self._switches = switches
         self._trial: Trial | None = None
         self._is_resting = False
         self._started = self._planned = 0.0
-        """When the step at hand began, and when it was planned."""
+        """When the current step began, and when it was planned."""
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
         self._states: dict[Sequence, _State] = {}
@@ -141,16 +141,16 @@ class Planned:
         )
 
     def _rests(self, ready: list[Sequence]) -> bool:
-        """Whether a sequence alone goes without masks for a step, and without any drafter that takes long: where
-        nothing pays, looking does not."""
+        """Whether a single sequence takes a step without masks and without slow drafters: if nothing pays, neither does
+        looking."""
         if not self._switches or self._trial is not None or len(ready) != 1:
             return False
         state = self._state(ready[0])
         return self.clock.wants_plain or state.referee.takes_one() or state.rest.goes_on()
 
     def _predicted(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those that are drafted for while a batch takes one token at a time: what a trial of the others shows says
-        nothing of them. A sequence alone is not, since the clock is set by plain steps."""
+        """Sequences that are drafted for even while a batch takes one token at a time: a trial of the others says
+        nothing about them. Never a single sequence, since plain steps set its clock."""
         return [] if self._trial is None else [sequence for sequence in sequences if sequence.prediction]
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
@@ -165,7 +165,7 @@ class Planned:
         return self._states.setdefault(sequence, _State(self.rates.for_new_text()))
 
     def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
-        """One tree for each, of what everyone proposes. A sequence at rest for which nobody has a word gets none."""
+        """One tree for each, from all proposals. A resting sequence without any proposal gets none."""
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree = [], NO_DRAFT
@@ -186,7 +186,7 @@ class Planned:
         return {sequence: self._merged(sequence, self._states[sequence].proposed) for sequence in sequences}
 
     def _merged(self, sequence: Sequence, proposed: list[DraftTree]) -> DraftTree:
-        """A prediction that has stood for long may be more than the other drafters have together."""
+        """A prediction that has held for long may be longer than `nodes`."""
         predicted = sum(tree.sources.count(PREDICTION) for tree in proposed)
         return merge(proposed, self._calibration(sequence).accepted, max(self.nodes, predicted))
 
@@ -203,11 +203,11 @@ class Planned:
 
     @property
     def _rate(self) -> float:
-        """Tokens per second that time is worth: what decoding makes, or what it would make plainly."""
+        """Tokens per second that time is worth: the current pace, or plain decoding's if that is faster."""
         return max(self.pace.rate, 1 / self.clock.plain) if self._switches else self.pace.rate
 
     def _floor(self) -> float:
-        """Nodes less likely to stand than this do not pay for their row and for being drafted."""
+        """Nodes less likely to be accepted than this do not pay for their row and for being drafted."""
         row = float(self.cost.table[9] - self.cost.table[1]) / 8
         return min(0.5, max(0.005, self._rate * (row + self.cost.level)))
 
@@ -218,7 +218,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting or _is_foretold(tree):  # what comes next is known: masks would be rows for nothing
+        if self._is_resting or _is_foretold(tree):  # if a prediction covers what comes next, masks are wasted rows
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
@@ -247,13 +247,13 @@ class Planned:
         return commits
 
     def _count(self, sequences: list[Sequence], blocks: list[Block], commits: list[Commit]) -> None:
-        """What the step brought and took."""
+        """Record the step's tokens and seconds."""
         masks = sum(block.masks * len(block.mask_anchors) for block in blocks)
         context = sum(block.start for block in blocks) // len(blocks)
         seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
         tokens = sum(len(commit.tokens) for commit in commits)
         now, planning = time.perf_counter(), self._planned - self._started
-        # Steps that read prompts say nothing of how fast answers are written.
+        # Steps that read prompts say nothing about how fast answers are written.
         if self._switches and all(block.pending == 1 and block.wanted for block in blocks):
             if self._trial is not None:
                 self._trial.stepped(tokens, now - self._started)
@@ -270,7 +270,7 @@ class Planned:
         self.pace.stepped(tokens, seconds, planning)
 
     def _learn(self, sequence: Sequence, commit: Commit) -> None:
-        """How the proposals did, whether they were run or not: the text is known as far as it was emitted."""
+        """Learn from all proposals, whether they were run or not: the emitted text is enough to judge them."""
         state, calibration = self._states[sequence], self._calibration(sequence)
         for tree in state.proposed:
             calibration.observe_text(tree, commit.tokens)
@@ -285,7 +285,7 @@ class Planned:
                 self.rates.observe(depth, stood)
 
     def _renew(self, sequence: Sequence, block: Block, output: Output, commit: Commit) -> None:
-        """The chain that the next drafts come from: of the masks nearest to where the path ended, or the old one."""
+        """The chain that the next drafts come from: the masks nearest to where the path ended, or the old chain."""
         state = self._states[sequence]
         path = [ROOT, *(row - block.pending for row in commit.kept[block.pending :])]
         nearest = max((place for place, node in enumerate(path) if node in block.mask_anchors), default=None)
@@ -320,13 +320,13 @@ class Planned:
 
 
 def _is_foretold(tree: DraftTree) -> bool:
-    """Whether a prediction probably stands."""
+    """Whether a prediction will probably be accepted."""
     firsts = zip(tree.parents, tree.sources, tree.scores, strict=True)
     return any(parent == ROOT and source == PREDICTION and score > 0.5 for parent, source, score in firsts)
 
 
 def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:
-    """Along the path, level by level, whether the likeliest child stood, as far as there were children."""
+    """Along the path, for each level with children, whether the likeliest child was accepted."""
     stood: list[bool] = []
     for node in (ROOT, *path):
         children = [child for child, parent in enumerate(tree.parents) if parent == node]

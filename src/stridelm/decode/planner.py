@@ -1,15 +1,15 @@
-"""The planner: which drafts to verify, and where to hang masks, so that most tokens come out of a second.
+"""The planner: which drafts to verify, and where to hang masks, to get the most tokens per second.
 
-A step's block is worth the tokens it is expected to emit, and what its masks are expected to bring in the next step; it
-costs its time, at the going rate of tokens per second. The block with the largest difference wins, and one row alone is
-always among the candidates: where nothing pays, decoding is plain.
+A step's block is worth the tokens that it is expected to emit, plus what its masks are expected to add to the next
+step; it costs its time, at the current rate of tokens per second. The block with the largest difference wins, and a
+single row is always among the candidates: if nothing pays, decoding is plain.
 
     worth = 1 + sum of the path probabilities of its nodes
-              + sum over the places where the path may end: probability x what masks lying there bring next
+              + sum over the places where the path may end: probability x what masks there add to the next step
               - rate x seconds
 
-Masks that hang off an ancestor of the place where the path ends are of use, too: those for the tokens that have come
-since are skipped, and the sequential head reads these tokens instead. So are the masks of the step before.
+Masks that hang off an ancestor of the place where the path ends are of use, too: those for tokens that are known by
+then are skipped, and the sequential head reads these tokens instead. The same holds for the masks of the previous step.
 
 Shape letters: P places (the text's end, then the nodes), A sets of anchors, M numbers of masks.
 """
@@ -26,35 +26,35 @@ from stridelm.types import ROOT, DraftTree
 NEVER = 10**6
 """The distance to an anchor that is not an ancestor."""
 _ALL_SETS = 5
-"""Up to so many places, every set of anchors is looked at; beyond, single ones and the likeliest ends."""
+"""Up to this many places, every set of anchors is tried; beyond, single anchors and sets of the likeliest ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a plan is weighed with."""
+    """The costs and gains that a plan is chosen by."""
 
     rate: float
-    """Tokens per second that decoding makes as it goes."""
+    """Tokens per second at the current pace."""
     seconds: np.ndarray
-    """Of a step in which this sequence has so many rows, masks counted as real ones; never falling."""
+    """[rows of this sequence] -> seconds of the step, with masks counted as real rows; never decreasing."""
     pending: int
     """Rows that the sequence has in any case."""
     mask_options: tuple[int, ...] = ()
-    """How many masks a chain may have; empty where there are none to be had."""
+    """Possible numbers of masks per chain; empty without masks."""
     mask_seconds: float = 0.0
-    """What having masks at all costs."""
+    """Extra seconds of a step with any masks."""
     mask_row_seconds: float = 0.0
-    """What a mask row costs beyond a real one."""
+    """Extra seconds per mask row, compared with a real row."""
     fresh: Items[Items[float]] = ()
-    """[option][tokens that came since its anchor] -> tokens that such masks add to the next step, net of their cost."""
+    """[option][tokens since its anchor] -> tokens that such masks add to the next step, net of their cost."""
     left: Items[float] = (0.0,)
-    """[tokens accepted in this step] -> the same for masks that lie there already; the last holds for all beyond."""
+    """[tokens accepted in this step] -> the same for the previous step's masks; the last entry holds for all beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     nodes: int
-    """The first so many of the tree."""
+    """Number of nodes, the first ones of the tree."""
     anchors: tuple[int, ...]
     """Nodes, or ROOT, that masks hang off."""
     masks: int
@@ -63,7 +63,7 @@ class Plan:
 
 
 def choose(tree: DraftTree, outlook: Outlook) -> Plan:
-    """The best plan. The tree's nodes stand in falling order of path probability, and its scores are probabilities."""
+    """The best plan. The tree's nodes are in decreasing order of path probability, and its scores are probabilities."""
     paths = path_probabilities(tree)
     left_P = np.asarray(outlook.left)[np.minimum((0, *tree.depths), len(outlook.left) - 1)]
     fresh_M = np.array([[*row, 0.0] for row in outlook.fresh])
@@ -87,7 +87,7 @@ def choose(tree: DraftTree, outlook: Outlook) -> Plan:
 
 
 def path_probabilities(tree: DraftTree) -> list[float]:
-    """Per node, that it and all its ancestors stand."""
+    """Per node, the probability that it and all its ancestors are accepted."""
     paths: list[float] = []
     for parent, score in zip(tree.parents, tree.scores, strict=True):
         paths.append(score * (1.0 if parent == ROOT else paths[parent]))
@@ -97,7 +97,7 @@ def path_probabilities(tree: DraftTree) -> list[float]:
 def _anchored(
     parents: tuple[int, ...], base: float, ends_P: np.ndarray, left_P: np.ndarray, fresh_M: np.ndarray, outlook: Outlook
 ) -> Plan:
-    """The best anchors for these nodes; `base` is what they are worth without what masks bring."""
+    """The best anchors for these nodes; `base`: their worth without masks."""
     nodes = len(parents)
     bare = Plan(nodes, (), 0, base + float(ends_P @ left_P))
     if not outlook.mask_options:
@@ -119,12 +119,12 @@ def _anchored(
 
 
 Sets = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Sets of places; how far each place lies from the nearest of a set that is among its ancestors; their sizes."""
+"""Sets of places; each place's distance to its nearest ancestor in a set; the sizes of the sets."""
 
 
 @lru_cache(maxsize=4096)
 def _all_sets(parents: tuple[int, ...]) -> Sets:
-    """All but the empty one. Small trees of the same shape come again and again."""
+    """All sets but the empty one. Cached: small trees of the same shape occur again and again."""
     places = len(parents) + 1
     chosen = [each for size in range(1, places + 1) for each in combinations(range(places), size)]
     sets_AP = np.zeros((len(chosen), places), dtype=bool)
@@ -154,7 +154,7 @@ def _since(sets_AP: np.ndarray, distances_PP: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _distances(parents: tuple[int, ...]) -> np.ndarray:
-    """[a][e]: how many tokens lie between an anchor and an end below it."""
+    """[anchor][end] -> number of tokens from an anchor to an end below it."""
     places = len(parents) + 1
     distances_PP = np.full((places, places), NEVER)
     distances_PP[0, 0] = 0
@@ -166,9 +166,9 @@ def _distances(parents: tuple[int, ...]) -> np.ndarray:
 
 
 def gains(acceptance: Items[float], row_seconds: Items[float], rate: float) -> list[list[float]]:
-    """[masks of a chain][tokens that came since] -> tokens that the chain adds to the next step: the best length of
-    draft, each token worth the probability that all up to it stand, less the time of its row. `acceptance` is by depth
-    of mask, and as long as the longest chain."""
+    """[masks of a chain][tokens since its anchor] -> tokens that the chain adds to the next step, at the best length of
+    draft: each token is worth the probability that all up to it are accepted, less the time of its row. `acceptance`:
+    by depth of mask, as long as the longest chain."""
     longest = len(acceptance)
     found = [[0.0] * (longest + 1) for _ in range(longest + 1)]
     for since in range(longest):
@@ -178,7 +178,7 @@ def gains(acceptance: Items[float], row_seconds: Items[float], rate: float) -> l
             worth += path - rate * row_seconds[depth - since]
             if worth > best:
                 best = worth
-            # What lies further back knows less: where the estimates say otherwise, few observations speak.
+            # An older chain knows less: if the estimates say otherwise, they rest on few observations.
             row = found[depth + 1]
             row[since] = best if not since or best < row[since - 1] else row[since - 1]
     return found

@@ -1,4 +1,4 @@
-"""Running estimates that the planner steers by: acceptance by depth of mask, the pace, what drafters bring."""
+"""Running estimates for the planner: acceptance by depth of mask, the pace, what drafters gain."""
 
 import statistics
 from collections import deque
@@ -7,32 +7,33 @@ _PRIOR = 0.7
 _PRIOR_WEIGHT = 6.0
 _MOST = 0.98
 _HALF_LIFE = 120
-"""Observations after which an old one counts half: a text changes its nature within some sentences."""
+"""Observations after which an old one counts half: a text's character changes within some sentences."""
 _STEPS = 32
 """Steps over which the pace is taken."""
 _TRIAL, _EVERY = 30, 6
-"""Steps of a trial, and every which of them takes one token at a time."""
+"""Steps per trial; every `_EVERY`-th of them takes one token."""
 _HOLDS, _LONGEST = 256, 1024
-"""Steps for which its outcome holds; twice as long each time in a row that one token at a time has won."""
+"""Steps for which a trial's outcome holds; doubled, up to the maximum, each time in a row that one token at a time
+wins."""
 _PATIENCE, _LONGEST_REST = 3, 24
-"""Plans in a row that do not pay before a text rests, and the most steps that it does."""
+"""Number of plans in a row that do not pay before a text rests, and the maximum number of steps of a rest."""
 _FIRST_CREDIT, _LATER_CREDIT, _MOST_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
 """Tokens that a text's first trial may lose, and later ones; what it may save up; steps for which plain decoding holds
 when they are spent."""
 _PLAIN_STEPS, _FEW, _STALE = 16, 3, 64
-"""Plain steps that the clock remembers; how many it needs; after so many others, one is taken anew."""
+"""Plain steps that the clock remembers; how many it needs; after how many other steps it needs a new one."""
 _OFF, _DOUBT = 2.0, 4.0
-"""How far off the cost curve may be; how many plain steps' time it is taken at its word."""
+"""Maximum factor by which the cost curve may be off; the weight of the curve itself, in seconds of plain steps."""
 _PROBE = 40
-"""A drafter that does not pay is asked again after so many steps."""
+"""Number of steps after which a drafter that does not pay is asked again."""
 _NEXT_TO_NOTHING = 0.02
-"""Tokens that could be written while a drafter thinks, if it is asked at every step."""
+"""A drafter is asked at every step if fewer tokens than this could be written in the time that it takes."""
 
 
 class DepthRates:
-    """How often the first choice of a mask stood, if all before it did; by depth of the mask.
+    """How often the first choice of a mask was accepted if all before it were; by depth of the mask.
 
-    A depth that was seen seldom follows the others: an easy text is easy at every depth.
+    A depth with few observations follows the others: an easy text is easy at every depth.
     """
 
     def __init__(self, depths: int, priors: list[float] | None = None) -> None:
@@ -41,8 +42,8 @@ class DepthRates:
         self._seen = [0.0] * depths
 
     def for_new_text(self) -> "DepthRates":
-        """The same rates, as priors. A new text has the benefit of the doubt: after hard texts nobody would
-        look again, and an easy one be missed."""
+        """The same rates as priors, but not below the default prior: otherwise, after hard texts, an easy one would be
+        missed."""
         return DepthRates(len(self._seen), [max(_PRIOR, rate) for rate in self.values()])
 
     def observe(self, depth: int, stood: bool) -> None:
@@ -62,8 +63,8 @@ class DepthRates:
 
 
 class Pace:
-    """Tokens per second as decoding goes. Forwards count with what the cost curve says, since the machine's own moods
-    would be taken for a difference between blocks; what happens around them counts as measured."""
+    """Current tokens per second. Forwards count with the time of the cost curve, since noise of the machine would look
+    like a difference between blocks; drafting and planning count as measured."""
 
     def __init__(self, plain_seconds: float) -> None:
         self.plain = 1 / plain_seconds
@@ -76,7 +77,7 @@ class Pace:
         return self._tokens / self._seconds
 
     def stepped(self, tokens: int, forward: float, around: float) -> None:
-        """So many seconds of a forward, and around it."""
+        """`forward`: seconds of the forward; `around`: of drafting and planning."""
         if not tokens:
             return
         self.overhead += (around - self.overhead) / _STEPS
@@ -86,7 +87,7 @@ class Pace:
 
 
 class Use:
-    """Whether asking a drafter pays: the tokens it brings against the seconds it takes."""
+    """Whether asking a drafter pays: the tokens that it gains against the seconds that it takes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -95,7 +96,7 @@ class Use:
         self._was_asked = False
 
     def is_due(self, rate: float, is_resting: bool) -> bool:
-        """At rest only those are asked that take next to no time."""
+        """While a text rests, only drafters that take next to no time are asked."""
         self._since += 1
         is_quick = 0 < rate * self.seconds < _NEXT_TO_NOTHING
         earns = self.tokens >= rate * self.seconds or self._since >= _PROBE
@@ -107,13 +108,13 @@ class Use:
         self.seconds += 0.2 * (seconds - self.seconds) if self.seconds else seconds
 
     def brought(self, tokens: int) -> None:
-        """Per sequence and step in which it was asked."""
+        """Called per sequence and step in which the drafter was asked."""
         if self._was_asked:
             self.tokens += 0.1 * (tokens - self.tokens)
 
 
 class Rest:
-    """How long one text goes without drafts and plans: twice as long each time that nothing has paid again."""
+    """How long one text goes without drafts and plans: twice as long each time that nothing has paid."""
 
     def __init__(self) -> None:
         self._in_vain = 0
@@ -125,20 +126,20 @@ class Rest:
         return self._left >= 0
 
     def planned(self, pays: bool) -> None:
-        """A plan was made; whether it was to do anything but take one token."""
+        """A plan was made. `pays`: it does more than take one token."""
         self._in_vain = 0 if pays else self._in_vain + 1
         self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
 
 
 class Clock:
-    """How steps of a sequence alone fare against the cost curve, by the clock. Whoever else uses the machine slows the
-    many rows of a block more than the one of a plain step, which waits for memory:
+    """Measured times of a single sequence's steps, compared with the cost curve. Other processes on the machine slow
+    down a block of many rows more than a plain step, which is bound by memory:
 
-        seconds = those of a plain step + scale x (what the curve says of the block - what it says of a plain step)
+        seconds = plain step + scale x (the curve's time of the block - the curve's time of a plain step)
     """
 
     def __init__(self, plain: float) -> None:
-        """`plain`: what the curve says of a plain step."""
+        """`plain`: the curve's time of a plain step."""
         self._least, self._most = plain / _OFF, plain * _OFF
         self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self.plain = plain
@@ -149,7 +150,7 @@ class Clock:
 
     @property
     def wants_plain(self) -> bool:
-        """Whether a plain step should be taken to set it by."""
+        """Whether a plain step should be taken to measure it."""
         return len(self._plain) < _FEW or self._since_plain > _STALE
 
     def took_plain(self, seconds: float) -> None:
@@ -158,9 +159,9 @@ class Clock:
         self.plain = min(max(self._least, statistics.median(self._plain)), self._most)
 
     def took(self, beyond: float, seconds: float) -> None:
-        """A step with more rows, so many seconds beyond a plain one by the curve."""
+        """A step with more rows took `seconds`; `beyond`: its time beyond a plain step by the curve."""
         self._since_plain += 1
-        # One that was held up by others counts no more than two.
+        # A step that other processes held up counts at most twice its expected time.
         over = min(seconds, 2 * self.seconds(beyond)) - self.plain
         keep = 1 - 1 / _STEPS
         self._over, self._said = keep * self._over + over, keep * self._said + beyond
@@ -171,12 +172,12 @@ class Clock:
 
 
 class Referee:
-    """Whether several tokens at a time pay on one text: a balance of the tokens that planned steps made over those that
-    plain ones would have made in the same time. Where it falls too low, the text is written plainly for a while, twice
-    as long each time; then there is a little credit to show that the text has become easier.
+    """Whether several tokens at a time pay for one text: a balance of the tokens of planned steps over those that plain
+    steps would have made in the same time. If it falls too low, the text is decoded plainly for a while, twice as long
+    each time; then it gets a little credit, in case the text has become easier.
 
-    By the cost curve, which the clock has set right over all texts: in the few steps of a trial the machine's moods are
-    larger than the gain.
+    Times are those of the cost curve, corrected by the clock over all texts: in the few steps of a trial, noise of the
+    machine is larger than the gain.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class Referee:
         return self._left >= 0
 
     def stepped(self, tokens: int, plain: float) -> None:
-        """A planned step made so many tokens; plain ones would have made so many meanwhile."""
+        """A planned step made `tokens` tokens; plain steps would have made `plain` in the same time."""
         self._balance = min(self._balance + tokens - plain, _MOST_CREDIT)
         if self._balance > _FIRST_CREDIT:
             self._holds = _FIRST_HOLD
@@ -200,11 +201,11 @@ class Referee:
 
 
 class Trial:
-    """Whether several tokens at a time pay in a batch of some size, by the clock. If not, decoding is plain for a
-    while: a batch that uses the machine up, or texts that nobody can foretell, are never slower than without us.
+    """Whether several tokens at a time pay in a batch of some size, by measured times. If not, decoding is plain for a
+    while: a batch that saturates the machine, or texts that cannot be predicted, are never slower than plain decoding.
 
-    The cost curve will not do here: it was measured on one sequence, and what batches cost beside the forward is not in
-    it. The two kinds of steps take turns, so that the machine's moods hit both.
+    The cost curve is not enough here: it was measured on one sequence, and a batch's costs besides the forward are not
+    part of it. The two kinds of steps alternate, so that noise of the machine affects both.
     """
 
     def __init__(self) -> None:
@@ -240,6 +241,6 @@ class Trial:
 
 
 def _pace_of(steps: list[tuple[int, float]]) -> float:
-    """Tokens per second. A step that was held up by others counts no more than two."""
+    """Tokens per second. A step that other processes held up counts at most as two."""
     most = 2 * statistics.median(seconds for _, seconds in steps)
     return sum(tokens for tokens, _ in steps) / sum(min(seconds, most) for _, seconds in steps)

@@ -1,4 +1,4 @@
-"""How likely a text is, token by token, to the model: reads a prompt and writes nothing."""
+"""The model's probability of each token of a text: reads a prompt and writes nothing."""
 
 from stridelm.decode.commit import finite, reads_on
 from stridelm.layout import make_block
@@ -7,7 +7,7 @@ from stridelm.types import Block, Commit, Output, Sequence
 
 
 class Scoring:
-    """Its commits hold no tokens, but what the model thought of the prompt's own ones, from the second on."""
+    """Its commits hold no tokens, but the probabilities of the prompt's own tokens, from the second on."""
 
     exact = True
     needed_rows = spare_rows = 0
@@ -36,7 +36,7 @@ class Scoring:
 
 
 def _judge(sequence: Sequence, block: Block, output: Output) -> Commit:
-    # A row speaks of the token behind it; behind the prompt's last one there is none.
+    # A row predicts the token after it; the prompt's last row has none.
     judged = sequence.tokens[block.start + 1 : block.start + 1 + block.pending]
     logits_WV = output.logits_WV[: len(judged)]
     return Commit(

@@ -1,6 +1,7 @@
-"""An assistant writes candidates one by one over the target's own keys and values; the target verifies them at once.
+"""An assistant writes drafts one by one over the target's own keys and values; the target verifies them at once.
 
-It writes as long as it is sure of itself, k at most. Shape letters: X texts, C the target's width, V vocabulary.
+It continues as long as it is confident, for at most k tokens. Shape letters: X texts, C the target's width,
+V vocabulary.
 """
 
 import math
@@ -13,23 +14,24 @@ from stridelm.draft.final_states import FinalStates
 from stridelm.types import NO_DRAFT, Array, DraftTree, Sequence
 
 _FLOOR = 0.25
-"""Drafting goes on while the whole draft stands with at least this chance, by the assistant's own word, as with a draft
-model: its few layers cost less, but each draft is a row of the target's, too."""
+"""Drafting goes on while the assistant gives the whole draft at least this probability, as with a draft model: its few
+layers cost less, but each draft also costs a row of the target."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """One text and what the assistant adds to it in the step at hand."""
+    """One text and what the assistant adds to it in the current step."""
 
     sequence: Sequence
     tokens: list[int]
     hidden_C: Array
-    """What goes in with the last of these tokens."""
+    """The assistant's input together with the last of these tokens."""
     scores: list[float] = field(default_factory=list)
 
     @property
     def may_go_on(self) -> bool:
-        """The last token of an answer needs no draft, an ended text cannot go on, and a doubtful draft need not."""
+        """Not for the last token of an answer, which needs no draft, nor after the end of a text or an unlikely
+        draft."""
         return (
             len(self.scores) < self.sequence.room - 1
             and math.prod(self.scores) >= _FLOOR
@@ -38,12 +40,12 @@ class _Draft:
 
 
 class AssistantDrafter(FinalStates):
-    """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
+    """Draws with the target's own noise, filters and penalties, so that it often agrees under sampling, too."""
 
     name = "assistant"
 
     def __init__(self, assistant: Assistant, *, layers: int, k: int) -> None:
-        """`layers`: how many the target has."""
+        """`layers`: the target's number of layers."""
         super().__init__(layers)
         self.assistant, self.k = assistant, k
 

@@ -1,8 +1,8 @@
 """The tokens of one chain of masks, chosen one after the other, and how likely each of them is.
 
-The masks did not see the token that was drawn before them, nor each other's. The sequential head, where there is one,
-reads these in turn and moves what a mask says; so each choice waits for the one before, and whoever stops early saves
-the rest.
+The masks did not see the token that was drawn before them, nor each other's tokens. The sequential head, if there is
+one, reads these in turn and adjusts each mask's logits; so each choice depends on the previous one, and a caller that
+stops early saves the rest.
 
 Shape letters: D masks of a chain, V vocabulary, C model width, N candidates.
 """
@@ -21,7 +21,7 @@ def read_chain(
 ) -> Iterator[tuple[int, float]]:
     """Each mask's token, drawn as the sequence draws, and its probability without temperature, filters and penalties.
 
-    `text` is all up to the token that was drawn where the chain's anchor is. Where no token is left, the chain ends.
+    `text`: all tokens up to the one drawn at the chain's anchor. The chain ends if no token is left to draw.
     """
     written = list(text)
     if not gate.state_size and sequence.is_plain_greedy:
@@ -29,8 +29,8 @@ def read_chain(
         return
     state_1S = gate.start(1) if gate.state_size else None
     for logits_V, hidden_C in zip(logits_DV, hidden_DC, strict=True):
-        # Penalised ones: nobody checks these tokens, so a bias must reach those that are unlikely without it. So must a
-        # grammar.
+        # Candidates by penalised logits: these tokens are not verified, so a bias must reach tokens that are unlikely
+        # without it, and so must a grammar.
         scores_V = penalise(logits_V, sequence.params, written, sequence.prompt_length)
         if sequence.grammar is not None:
             scores_V = keep_allowed(scores_V, sequence.grammar.allowed(written[sequence.prompt_length :]))
@@ -48,7 +48,7 @@ def read_chain(
 
 
 def _likeliest(logits_DV: Array) -> Iterator[tuple[int, float]]:
-    """Greedily and without a head, which nothing moves: finding the best token is quicker than finding candidates."""
+    """Greedy and without a sequential head: finding the best token is faster than finding candidates."""
     for logits_V in logits_DV:
         token = int(logits_V.argmax())
         (probability,) = confidence(logits_V[None], [token])

@@ -1,8 +1,9 @@
-"""How often drafts stand, learned while decoding: a drafter's scores become probabilities that can be compared.
+"""How often drafts are accepted, learned while decoding: makes the scores of different drafters comparable.
 
-Per drafter, a curve from its scores to acceptance, on the scale of log-odds, where scores near 0 and near 1 lie apart.
-The curve has knots at even distances; a looked-at node counts at the two knots around its score, by nearness. Each knot
-is a Beta posterior whose prior mean is its own score. So a drafter is taken at its word until the text says otherwise.
+Each drafter has a curve from its scores to acceptance, on the scale of log-odds, where scores near 0 and near 1 are
+spread out. The curve has evenly spaced knots; a node that was looked at counts at the two knots around its score, by
+distance. Each knot is a Beta posterior whose prior mean is its own score. So a drafter's scores are trusted until the
+text shows otherwise.
 
 A node's depth is no part of the curve: at equal score it made no difference. On 1,699 looked-at nodes of the built-in
 model's masks, greedy, acceptance less mean score was .06 .07 .02 .05 -.01 .08 at depths 1 to 6; correcting the odds by
@@ -18,15 +19,16 @@ from stridelm.types import ROOT, DraftTree
 from stridelm.verify import follow
 
 LEAST, MOST = 0.001, 0.999
-"""Nothing is certain: estimates stay between these."""
+"""Estimates stay between these: nothing is certain."""
 _END = math.log(MOST / LEAST)
 _KNOTS = 11
 _GAP = 2 * _END / (_KNOTS - 1)
 _POSITIONS = [-_END + knot * _GAP for knot in range(_KNOTS)]
 _STRENGTH = 10.0
-"""How many observations a knot's prior is worth."""
+"""Number of observations that a knot's prior is worth."""
 _KEPT = 0.5 ** (1 / 300)
-"""Of the past, per looked-at node: half is forgotten after 300, some hundred tokens, so that a new text is heard."""
+"""Decay per node that was looked at: half of the past is forgotten after 300 nodes, about a hundred tokens, so that the
+curve follows a new text."""
 
 
 def _probability(log_odds: float) -> float:
@@ -39,18 +41,18 @@ def _log_odds(probability: float) -> float:
 
 
 def _within(probability: float) -> float:
-    # In this order what is not a number, from a drafter with damaged weights, becomes LEAST.
+    # In this order NaN, from a drafter with damaged weights, becomes LEAST.
     return min(max(LEAST, probability), MOST)
 
 
 class _Curve:
-    """One drafter's acceptance by score. Never falls, so that ranking by estimate keeps a drafter's own order."""
+    """One drafter's acceptance by score. Monotone, so that ranking by estimate keeps the drafter's own order."""
 
     def __init__(self) -> None:
         self._looked_at = [0.0] * _KNOTS
         self._accepted = [0.0] * _KNOTS
         self._values: list[float] | None = None
-        """Per knot, the log-odds of acceptance; made when asked for, once for all sequences of a step."""
+        """Per knot, the log-odds of acceptance; computed on demand, once for all sequences of a step."""
 
     def __call__(self, score: float) -> float:
         values = self._values = self._values or self._fit()
@@ -62,7 +64,7 @@ class _Curve:
             (_STRENGTH * _probability(at) + accepted) / (_STRENGTH + looked_at)
             for at, accepted, looked_at in zip(_POSITIONS, self._accepted, self._looked_at, strict=True)
         ]
-        # Where neighbours contradict each other, what was seen counts and what was only supposed hardly does.
+        # If neighbours contradict each other, observations count and the prior hardly does.
         return [_log_odds(mean) for mean in rising(means, [1 + looked_at for looked_at in self._looked_at])]
 
     def observe(self, looks: list[tuple[float, bool]]) -> None:
@@ -79,14 +81,14 @@ class _Curve:
 
 
 def _place(score: float) -> tuple[int, float]:
-    """The knot below a score, and how far the score is on the way to the next one: 0 to 1."""
+    """The knot below a score, and the score's relative distance to the next one: 0 to 1."""
     at = (_log_odds(score) + _END) / _GAP
     knot = min(int(at), _KNOTS - 2)
     return knot, at - knot
 
 
 def rising(means: list[float], weights: list[float]) -> list[float]:
-    """The means, with neighbours that fall pooled by weight until none does (pool adjacent violators)."""
+    """Isotonic regression: decreasing neighbours are pooled by weight until none is left (pool adjacent violators)."""
     pools: list[tuple[float, float, int]] = []
     for mean, weight in zip(means, weights, strict=True):
         count = 1
@@ -100,7 +102,7 @@ def rising(means: list[float], weights: list[float]) -> list[float]:
 
 @dataclass(slots=True)
 class _Level:
-    """Nodes of one depth of one drafter's trees, over all time."""
+    """Counts of the nodes of one depth of one drafter's trees, over all time."""
 
     drafted: int = 0
     looked_at: int = 0
@@ -108,29 +110,28 @@ class _Level:
 
 
 class Calibration:
-    """Running acceptance by drafter. Forgets by what it sees: a drafter that is not asked keeps its estimates."""
+    """Running acceptance by drafter. Decays per observation: a drafter that is not asked keeps its estimates."""
 
     def __init__(self) -> None:
         self._curves: dict[str, _Curve] = {}
         self._levels: dict[str, list[_Level]] = {}
 
     def accepted(self, source: str, score: float, depth: int) -> float:
-        """The chance that such a node stands if its parent does. `depth` is 1 for a tree's first level; see above for
-        why it does not count."""
+        """The probability that such a node is accepted if its parent is. `depth` is 1 for a tree's first level; see
+        above for why it is not used."""
         curve = self._curves.get(source)
         return _within(score) if curve is None else curve(score)
 
     def observe(self, tree: DraftTree, accepted: Collection[int]) -> None:
         """Learn from a tree with its drafters' own scores (not a merged one: those are estimates already).
 
-        Looked at were the nodes whose parent is accepted, or that hang off ROOT; of these, all that are not accepted
-        were refused.
+        Nodes were looked at if their parent is accepted or ROOT; of these, all that are not accepted were rejected.
         """
         self._learn(tree, frozenset(accepted), deepest=len(tree))
 
     def observe_text(self, tree: DraftTree, tokens: Items[int]) -> None:
-        """Learn from a tree by the tokens that a step emitted, whichever of its nodes were run: then neither pruning
-        nor merging favours anyone. What comes after the last token is not known yet."""
+        """Learn from a tree by the tokens that a step emitted, whether its nodes were run or not: so neither pruning
+        nor merging favours a drafter. Nodes after the last token cannot be judged yet."""
         self._learn(tree, frozenset(follow(tree, tokens)), deepest=len(tokens))
 
     def _learn(self, tree: DraftTree, accepted: frozenset[int], deepest: int) -> None:
@@ -154,7 +155,7 @@ class Calibration:
         return levels[depth - 1]
 
     def snapshot(self) -> dict[str, dict[str, list[int]]]:
-        """Per drafter, by depth: nodes drafted, looked at and accepted so far. Goes into JSON."""
+        """Per drafter and depth: nodes drafted, looked at and accepted so far. Can be written as JSON."""
         return {
             source: {
                 "drafted": [level.drafted for level in levels],

@@ -1,6 +1,6 @@
-"""A second, smaller model of the same vocabulary writes candidates one by one; the target verifies them at once.
+"""A second, smaller model with the same vocabulary writes drafts one by one; the target verifies them at once.
 
-It writes as long as it is sure of itself, k at most. Shape letters: V vocabulary, W wanted rows.
+It continues as long as it is confident, for at most k tokens. Shape letters: V vocabulary, W wanted rows.
 """
 
 import math
@@ -14,22 +14,23 @@ from stridelm.sampling import scores_for
 from stridelm.types import Array, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import agreement
 
-_ROWS = 512
-"""Rows of prompts that the draft model reads in one step, over all sequences: long prompts are read in parts."""
-_FLOOR = 0.25
-"""Drafting goes on while the whole draft stands with at least this chance, by the draft model's own word. One more
-token wins a pass of the target with no more than that, and costs a pass of the draft model (published speed-ups imply
-0.12 of the target's: `bench/acceptance_and_speed.py`) and a row of the target's, on a CPU about as much again."""
+MAX_ROWS = 512
+"""Maximum number of prompt rows that the draft model reads in one step, over all sequences: long prompts are read in
+parts."""
+FLOOR = 0.25
+"""Drafting goes on while the draft model gives the whole draft at least this probability. One more token saves a pass
+of the target with at most that probability, and costs a pass of the draft model (published speed-ups imply 0.12 of the
+target's: `bench/acceptance_and_speed.py`) and a row of the target, on a CPU about as much again."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """What the draft model has read of one sequence, and what it adds to it in the step at hand."""
+    """What the draft model has read of one sequence, and what it adds to it in the current step."""
 
     table: Table
     tokens: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    """How sure the draft model was of each token that it added."""
+    """The draft model's confidence in each token that it added."""
 
     def begin(self, tokens: list[int]) -> None:
         self.tokens = list(tokens)
@@ -41,14 +42,14 @@ class _Draft:
 
 
 class ModelDrafter:
-    """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
+    """Draws with the target's own noise, filters and penalties, so that it often agrees under sampling, too."""
 
     name = "draft"
     layers = ()
     reads_whole_texts = is_optional = reads_predictions = False
 
     def __init__(self, k: int, forward: Forward, context_length: int, vocabulary: int, target_vocabulary: int) -> None:
-        self.k = k
+        self.k, self.floor, self.max_rows = k, FLOOR, MAX_ROWS
         self.forward = forward
         self.context_length = context_length
         self.vocabulary = vocabulary
@@ -70,17 +71,17 @@ class ModelDrafter:
         ]
 
     def _table(self, sequence: Sequence) -> Table:
-        """With room set aside for the whole text, in one run, where the cache has plenty."""
+        """A table with room set aside for the whole text, in one run, if the cache has plenty."""
         cache, reserve = self.forward.cache, len(sequence.tokens) + sequence.room
         return cache.open(reserve if 2 * reserve <= cache.free_blocks * BLOCK_SIZE else 0)
 
     def _can_read(self, sequence: Sequence) -> bool:
-        """Whether the draft model's context and embedding have a place for all that it has not read."""
+        """Whether the unread tokens fit in the draft model's context and vocabulary."""
         draft = self._drafts[sequence]
         return len(draft.tokens) < self.context_length and max(draft.unread) < self.vocabulary
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the draft model's cache takes the text and a draft. Where it does not, nothing is drafted."""
+        """Whether the draft model's cache has room for the text and a draft. If not, nothing is drafted."""
         draft = self._drafts[sequence]
         try:
             self.forward.cache.grant(draft.table, len(draft.tokens) + min(self.k, sequence.room))
@@ -89,10 +90,11 @@ class ModelDrafter:
         return True
 
     def _catch_up(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Read parts of long prompts, as far as a step's rows go; returns who has at most that left to read."""
+        """Read parts of long prompts, up to `max_rows` rows; returns the sequences whose unread tokens fit in one
+        step."""
         ready: list[Sequence] = []
         parts: list[tuple[_Draft, int]] = []
-        left = _ROWS
+        left = self.max_rows
         for sequence in sequences:
             draft = self._drafts[sequence]
             if len(draft.unread) <= left:
@@ -106,12 +108,12 @@ class ModelDrafter:
         return ready
 
     def _may_draft(self, sequence: Sequence, count: int) -> bool:
-        """The last token of an answer needs no draft, an ended text or a full context cannot go on, and a draft that
-        has become doubtful need not."""
+        """Not for the last token of an answer, which needs no draft, nor after the end of a text, a full context or an
+        unlikely draft."""
         tokens, scores = self._drafts[sequence].tokens, self._drafts[sequence].scores
         return (
             len(scores) == count < sequence.room - 1
-            and math.prod(scores) >= _FLOOR
+            and math.prod(scores) >= self.floor
             and len(tokens) < self.context_length
             and (count == 0 or (tokens[-1] not in sequence.eos_ids and tokens[-1] < self.vocabulary))
         )
@@ -137,11 +139,11 @@ class ModelDrafter:
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
     ) -> None:
-        """Forget what was read of rejected drafts."""
+        """Drop rejected drafts from the draft model's cache."""
         for sequence in sequences:
             draft = self._drafts.get(sequence)
             if draft is not None:
-                # The last token is always read anew, to draw behind it: it may equal a draft that was never run.
+                # The last token is always read again, to draw the next one: it may equal a draft that was never run.
                 agreed = agreement(draft.tokens[: draft.table.length], sequence.tokens[:-1])
                 self.forward.cache.truncate(draft.table, agreed)
 
@@ -155,9 +157,9 @@ def draw_and_confidence(logits_V: Array, sequence: Sequence, before: list[int]) 
     """The token that `sequence` draws from these logits, and how clearly it won: its share in a softmax of the scores
     that the draw compared, on the scale of the logits.
 
-    Were the target's logits these plus Gumbel noise of their own, that would be the chance that the target draws the
-    same. The token's probability is a poor guide to it: with shared noise an unlikely token, too, is drawn by both.
-    Without temperature the two are one. Where no token is left, some token that has no chance.
+    If the target's logits were these plus Gumbel noise of their own, that share would be the probability that the
+    target draws the same token. The token's own probability is a poor estimate of that: with shared noise, both draw an
+    unlikely token, too. Without temperature the two are equal. If no token is left, any token with a confidence of 0.
     """
     scores_V = scores_for(sequence, logits_V, before)
     token = int(scores_V.argmax())

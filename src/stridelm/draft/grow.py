@@ -1,11 +1,11 @@
-"""Trees of drafts from scores that were made side by side: one row of logits for each place to come.
+"""Trees of drafts from logits that were computed in parallel: one row of logits per future position.
 
-Masks and prediction heads both say, by themselves, what may stand at their places; here a tree is grown from that. None
-of them saw the others' drafts. Where there is a sequential head, it reads these, one after the other, and moves what
-is said of the next place; so two branches of a tree get different continuations.
+Masks and prediction heads each predict the token at their own position; here a tree is grown from these predictions.
+None of them saw the others' drafts. The sequential head, if there is one, reads the drafts one after the other and
+adjusts the logits of the next position; so two branches of a tree get different continuations.
 
-Shape letters: D places of a chain, V vocabulary, C model width, N candidates, X nodes that are drafted from together,
-S state of the sequential head.
+Shape letters: D positions of a chain, V vocabulary, C model width, N candidates, X nodes that are drafted from
+together, S state of the sequential head.
 """
 
 from collections.abc import Callable
@@ -21,27 +21,27 @@ from stridelm.types import ROOT, Array, DraftTree, Sequence
 
 @dataclass(slots=True)
 class Chain:
-    """What was said of the places behind one row, by its masks or heads, and how far the text has come since."""
+    """Predictions for the positions after one row, by its masks or heads, and how many of them the text has passed."""
 
     logits_DV: Array
     hidden_DC: Array
     used: int = 0
-    """Places that are taken by now."""
+    """Number of positions that the text has passed since."""
     state_1S: Array | None = None
-    """The sequential head's, after it has read what took these places."""
+    """The sequential head's state after reading the tokens at these positions."""
     candidates: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """Depth -> likeliest tokens and their logits; found when they are needed."""
+    """Depth -> likeliest tokens and their logits; found on demand."""
     top: Callable[[Array, int], tuple[Array, Array]] = arrays.top
-    """What finds these: a backend may have something quicker."""
+    """Finds these: a backend may have something faster."""
     states: dict[tuple[int, ...], Array | None] = field(default_factory=dict)
-    """Tokens read since the latest look -> the sequential head's state behind them, of what was drafted."""
+    """Path of drafted tokens -> the sequential head's state after reading it."""
 
     @property
     def left(self) -> int:
         return len(self.hidden_DC) - self.used
 
     def at(self, level: int, count: int) -> tuple[Array, Array]:
-        """So many of the likeliest tokens, always as many for one chain, and their logits, so many places on."""
+        """The `count` likeliest tokens `level` positions ahead, and their logits. `count` is fixed for a chain."""
         depth = self.used + level
         if depth not in self.candidates:
             logits_V = self.logits_DV[depth]
@@ -49,7 +49,7 @@ class Chain:
         return self.candidates[depth]
 
     def allowed_at(self, level: int, count: int, allowed_V: np.ndarray) -> tuple[Array, Array]:
-        """Those of them that a grammar allows; if it allows none, the likeliest of all that it does allow."""
+        """Those of them that a grammar allows; if there are none, the likeliest of all allowed tokens."""
         tokens_N, logits_N = self.at(level, count)
         kept_N = arrays.placed(allowed_V, tokens_N)[tokens_N]
         if kept_N.any():
@@ -63,29 +63,29 @@ class _Bud:
     """A node, or the text itself, that may get children."""
 
     place: int
-    """The sequence's, among those drafted for."""
+    """The index of its sequence."""
     node: int
     text: list[int]
     """All tokens up to it."""
     path: float
-    """How likely it and all its ancestors are to stand."""
+    """The probability that it and all its ancestors are accepted."""
     state_1S: Array | None
-    """The sequential head's, before it has read this node's token."""
+    """The sequential head's state before reading this node's token."""
 
 
 class TreeGrower:
-    """Draws with the target's own noise, filters and penalties, so that under sampling, too, it agrees often."""
+    """Draws with the target's own noise, filters and penalties, so that it often agrees under sampling, too."""
 
     def __init__(self, name: str, branches: int, gate: Gate | None = None) -> None:
-        """`name`: whose drafts these are; `branches`: the most children of a node, and the most nodes of a depth that
-        get children; `gate`: whose sequential head reads what was chosen, if it has one."""
+        """`name`: the drafter's; `branches`: maximum number of children per node, and of nodes per depth that get
+        children; `gate`: its sequential head, if it has one, reads the chosen tokens."""
         self.name = name
         self.branches = branches
         self._reader = gate
 
     def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
-        """Grow a tree off each text, depth by depth, the likeliest nodes of each going on. Nodes that are less likely
-        to stand than `floor` are left out; so is everything behind an end of text."""
+        """Grow a tree off each text, depth by depth; the likeliest nodes of a depth get children. Nodes that are less
+        likely to be accepted than `floor` are left out; so is everything after an end of text."""
         trees = [_Growing() for _ in sequences]
         buds = [
             _Bud(place, ROOT, sequence.tokens, 1.0, chain.state_1S)
@@ -118,8 +118,8 @@ class TreeGrower:
     def _read(
         self, chains: list[Chain], level: int, before: list[int], states: list[Array | None]
     ) -> tuple[Array | None, list[Array | None]]:
-        """What the sequential head adds to the outputs so many places on once it has read the token before each, and
-        its states."""
+        """What the sequential head adds to the outputs `level` positions ahead after reading the token before each, and
+        its new states."""
         if self._reader is None or not self._reader.state_size:
             return None, states
         hidden_XC = arrays.stack([chain.hidden_DC[chain.used + level] for chain in chains])
@@ -131,7 +131,7 @@ class TreeGrower:
     def _choices(
         self, chain: Chain, level: int, sequence: Sequence, texts: list[list[int]], moved_XC: Array | None
     ) -> list[list[tuple[int, float]]]:
-        """Behind each text, the tokens that the target will most likely draw, and how likely this is."""
+        """After each text, the tokens that the target will most likely draw, and their probabilities."""
         if sequence.grammar is None:
             candidates = chain.at(level, self.count(sequence))
             return self._likeliest(*self._moved(candidates, len(texts), moved_XC), sequence, texts)
@@ -147,12 +147,13 @@ class TreeGrower:
         return choices
 
     def count(self, sequence: Sequence) -> int:
-        """Candidates: noise lifts tokens that are further down, the sequential head alone moves none that far."""
+        """Number of candidates. Sampling noise can lift tokens far down the list; the sequential head alone cannot, so
+        greedy decoding needs fewer."""
         is_greedy = sequence.params.temperature == 0 and not sequence.params.weighs_text
         return max(self.branches, GREEDY_CANDIDATES) if is_greedy else DRAFT_CANDIDATES
 
     def _moved(self, candidates: tuple[Array, Array], count: int, moved_XC: Array | None) -> tuple[Array, Array]:
-        """Candidates, and their logits behind so many texts, by what the sequential head says of each."""
+        """Candidates, and their logits after each of `count` texts, adjusted by the sequential head."""
         tokens_N, logits_N = candidates
         logits_XN = arrays.repeat(logits_N, count)
         if moved_XC is not None and self._reader is not None:
@@ -174,7 +175,7 @@ class TreeGrower:
         return [[(tokens[place], share) for place, share in each] for each in best]
 
     def _likeliest_buds(self, buds: list[_Bud]) -> list[_Bud]:
-        """The few of each sequence that go on, in an order of their own: that of the sequences."""
+        """The likeliest nodes of each sequence, which get children; in the order of the sequences."""
         kept: list[_Bud] = []
         for place in sorted({bud.place for bud in buds}):
             own = sorted((bud for bud in buds if bud.place == place), key=lambda bud: -bud.path)
@@ -183,7 +184,7 @@ class TreeGrower:
 
 
 class _Growing:
-    """A tree in the making."""
+    """Builds a tree node by node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Drafts from prediction heads: what they say of the last row that the model has read, as a tree.
+"""Drafts from prediction heads: a tree of their predictions after the model's newest token.
 
 Shape letters: X sequences, D drafts in a row, C model width, V vocabulary.
 """
@@ -12,17 +12,17 @@ from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.types import NO_DRAFT, Array, DraftTree, Sequence
 
 _FLOOR = 0.02
-"""Nodes less likely to stand than this are left out: no cost curve makes their row pay."""
+"""Nodes less likely to be accepted than this are left out: their row never pays, whatever the cost curve."""
 
 
 class HeadsDrafter(FinalStates):
-    """Proposes what heads say of the row that gave the newest token; the first of them speaks of the token after."""
+    """The heads read the row that gave the newest token; the first head predicts the token after that one."""
 
     name = "heads"
 
     def __init__(self, heads: Heads, score: Callable[[Array], Array], *, layers: int, k: int, branches: int) -> None:
-        """`score`: the target's output head; `layers`: how many the target has; `k` - 1 heads are asked, `branches`
-        tokens of each at most."""
+        """`score`: the target's output head; `layers`: the target's number of layers; `k` - 1 heads are used, with at
+        most `branches` tokens each."""
         super().__init__(layers)
         self.heads, self.score = heads, score
         self.depth = k - 1

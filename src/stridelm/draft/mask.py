@@ -1,7 +1,7 @@
 """Drafts from mask rows.
 
-The masks did not see the token that was drawn after them, nor each other's drafts. The sequential head reads these. It
-can read any tokens: a chain whose anchor lies some tokens back is still of use, its first masks being skipped.
+The masks did not see the token that was drawn in the same step, nor each other's drafts. The sequential head reads
+these. It can read any tokens: a chain whose anchor is some tokens back is still of use; its first masks are skipped.
 """
 
 from stridelm.contracts import Gate, Greed
@@ -10,7 +10,7 @@ from stridelm.types import MASKS, ROOT, DraftTree, Sequence
 
 
 class MaskDrafter(TreeGrower):
-    """Grows trees from what masks said, now or some tokens ago."""
+    """Grows trees from the outputs of masks, of the last step or an earlier one."""
 
     def __init__(self, gate: Gate, branches: int = 2) -> None:
         super().__init__(MASKS, branches, gate)
@@ -22,7 +22,8 @@ class MaskDrafter(TreeGrower):
         return super().draft(sequences, chains, depth=depth, floor=floor)
 
     def _at_once(self, sequence: Sequence, chain: Chain, depth: int, floor: float) -> DraftTree | None:
-        """The same tree from a backend that grows it by itself: greedy ones, which need no noise and no text."""
+        """The same tree, grown by the backend in one call. Only for greedy decoding, which needs no noise and no
+        text."""
         params = sequence.params
         if sequence.grammar is not None or params.temperature > 0 or params.weighs_text or chain.left <= 0:
             return None
@@ -41,8 +42,8 @@ class MaskDrafter(TreeGrower):
         return grown.tree
 
     def advance(self, chain: Chain, tokens: list[int]) -> None:
-        """The text has gone on: the first of these tokens stands before the chain's next mask, the last is the newest.
-        Every one but the newest takes a mask's place."""
+        """Follow the text. The first of these tokens comes right before the chain's next mask, the last one is the
+        text's newest. Every token but the newest takes the position of a mask."""
         known, places = chain.states, tuple(tokens[:-1])
         for count, token in enumerate(places, start=1):
             if places[:count] in known:

@@ -1,15 +1,15 @@
-"""Where a text's last tokens stand elsewhere."""
+"""Where a text's last tokens occur elsewhere."""
 
 from collections.abc import Sequence as Items
 
 import numpy as np
 
 SHORTEST_MATCH = 2
-"""One token alone is found again almost everywhere."""
+"""A single token occurs almost everywhere."""
 
 
 def longest_matches(tokens: np.ndarray, ending: Items[int] | np.ndarray) -> tuple[np.ndarray, int]:
-    """The last tokens of the longest matches of an ending, in rising order, and the length of these matches."""
+    """The indices of the last tokens of the longest matches of an ending, rising, and the length of these matches."""
     ends = matched = np.flatnonzero(tokens == ending[-1])
     length = 0
     while len(ends):

@@ -1,5 +1,5 @@
-"""Look-up: the text has been here before, or its request says what it will be: propose what follows there. Costs no
-forward."""
+"""Prompt look-up: find where the text's last tokens occurred before, in the text or in the request's prediction, and
+propose what followed there. Costs no forward."""
 
 from dataclasses import dataclass
 
@@ -10,27 +10,27 @@ from stridelm.draft.prediction import Follower
 from stridelm.types import NO_DRAFT, PREDICTION, Block, Commit, DraftTree, Output, Sequence
 
 LONGEST_PREDICTION = 48
-"""Tokens of a prediction that one step verifies: beyond, a wider step costs more than the steps it saves."""
+"""Maximum number of tokens of a prediction that one step verifies: a wider step costs more than the steps it saves."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """A sequence's tokens with room for all that it may become: to make an array of a list takes many times longer than
-    to search it."""
+    """A sequence's tokens in an array with room for its maximum length: converting a list to an array takes many times
+    longer than searching it."""
 
     array: np.ndarray
     length: int = 0
 
     def follow(self, tokens: list[int]) -> np.ndarray:
-        """All of the tokens, of which only those that came since are copied: a text only grows."""
+        """All of the tokens. Only new ones are copied: a text only grows."""
         self.array[self.length : len(tokens)] = tokens[self.length :]
         self.length = len(tokens)
         return self.array[: self.length]
 
 
 class NgramDrafter:
-    """Finds the latest earlier place, in prompt or answer, that shares the longest ending with the text; and the place
-    in the sequence's prediction, if it has one. The surer of the two drafts."""
+    """Finds the latest earlier occurrence, in prompt or answer, of the longest ending of the text; and the position in
+    the sequence's prediction, if it has one. The more confident of the two drafts."""
 
     name = "ngram"
     layers = ()
@@ -47,7 +47,7 @@ class NgramDrafter:
         return [self._surer(sequence) if sequence.prediction else self._look_up(sequence) for sequence in sequences]
 
     def _surer(self, sequence: Sequence) -> DraftTree:
-        """One of the two: they read the same file, and where they differ only one can be right."""
+        """Only one of the two: they read the same text, and if they differ, only one can be right."""
         predicted, found = self._follow(sequence), self._look_up(sequence)
         return predicted if predicted.scores[:1] >= found.scores[:1] else found
 
@@ -70,15 +70,15 @@ class NgramDrafter:
         place, length = longest_match(tokens, longest=max(self.k, SHORTEST_MATCH))
         if length < SHORTEST_MATCH:
             return NO_DRAFT
-        # A longer match has earned a longer draft: short ones are often chance, and every row costs.
+        # A longer match gets a longer draft: short matches are often chance, and every row costs.
         draft = tokens[place : place + min(self.k, length)].tolist()
-        # If a draft stands, the match has become longer by one for the next.
+        # If a draft is accepted, the match is one token longer for the next one.
         return DraftTree.chain(draft, self.name, [chance(length + ahead) for ahead in range(len(draft))])
 
     def observe(
         self, sequences: list[Sequence], blocks: list[Block], outputs: list[Output], commits: list[Commit]
     ) -> None:
-        """The text itself is all there is to know."""
+        """Nothing to learn: the text itself is searched."""
 
     def release(self, sequence: Sequence) -> None:
         self._texts.pop(sequence, None)
@@ -86,16 +86,16 @@ class NgramDrafter:
 
 
 def longest_match(tokens: np.ndarray, longest: int) -> tuple[int, int]:
-    """The place after the latest of the longest earlier matches of the text's ending, and that match's length.
+    """The position after the latest of the longest earlier matches of the text's ending, and that match's length.
 
-    Nothing beyond `longest` tokens is looked at.
+    At most `longest` tokens are compared.
     """
     ends, length = longest_matches(tokens[:-1], tokens[-longest:])
     return (int(ends[-1]) + 1, length) if length else (0, 0)
 
 
 def chance(length: int) -> float:
-    """How likely the token after a match of this length is to come again.
+    """The probability that the token after a match of this length follows again.
 
     Measured on 3,630 looked-at nodes of the built-in model's greedy answers: .50 at a length of 2, .64 at 3, .64 at 4,
     .73 at 5, .86 at 6, .93 at 8, .95 at 16 and more.

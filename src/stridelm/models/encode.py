@@ -20,7 +20,7 @@ Prompts = list[str] | list[Messages] | list[TokenIds]
 
 
 class PromptTooLong(InputError):
-    """Has more tokens than the model's context."""
+    """The prompt has more tokens than the model's context."""
 
 
 def is_batch(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
@@ -30,7 +30,7 @@ def is_batch(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
 
 
 def encode_prompt(model: Target, prompt: Prompt, *, raw: bool = False) -> list[int]:
-    """The prompt's token ids, checked against what the model takes. Text is put into the model's chat template as a
+    """The prompt's token ids, checked against the model's limits. Text is put into the model's chat template as a
     user's turn, if it has one; `raw` leaves text as it is. Token ids are taken as they are."""
     if isinstance(prompt, str):
         _check_text(prompt)
@@ -45,7 +45,7 @@ def encode_prompt(model: Target, prompt: Prompt, *, raw: bool = False) -> list[i
 
 
 def _is_chat(prompt: Messages | TokenIds) -> TypeGuard[Messages]:
-    """Whether a list is meant as messages, well-formed or not: all else is read as token ids."""
+    """Whether a list is meant as messages, well-formed or not: anything else is read as token ids."""
     if not isinstance(prompt, Items) or isinstance(prompt, bytes):
         raise InputError(
             f"the prompt is {shortened(prompt)}: give text (str), a list of messages or a list of token ids"
@@ -79,7 +79,7 @@ def _encode_chat(name: str, tokenizer: "TextTokenizer", messages: Messages) -> l
         raise InputError(f"{name} has no chat template: give it text instead of messages")
     try:
         return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
-    # A template is a program of the model's: what it refuses (an unknown role, say) it tells by raising anything.
+    # A template is a program that comes with the model: it may raise anything, for example for an unknown role.
     except Exception as error:
         raise InputError(f"{name}'s chat template does not take these messages ({error})") from error
 
@@ -104,7 +104,7 @@ def _check_text(prompt: str) -> None:
 
 
 def _check_unicode(text: str) -> None:
-    """Bytes that are no text reach us as lone surrogates."""
+    """Bytes that are not valid text arrive as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

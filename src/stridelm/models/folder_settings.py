@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says beside its weights: the settings, the tokenizer, how answers are generated."""
+"""The settings of a Hugging Face folder: config, tokenizer and generation config."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _GENERATION = "generation_config.json"
 _OF_SAMPLING = (
     "temperature", "top_p", "min_p", "top_h", "typical_p", "top_k", "epsilon_cutoff", "eta_cutoff",
 )  # fmt: skip
-"""Settings for generating that mean nothing without `do_sample`."""
+"""Generation settings that have no effect without `do_sample`."""
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -29,15 +29,15 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def read_eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens that end an answer: all that any of the folder's files names."""
+    """The tokens that end an answer: those of all of the folder's files together."""
     return _ids(config.get_text_config().eos_token_id) | _generation_eos(folder) | _ids(tokenizer.eos_token_id)
 
 
 def read_generation_config(folder: Path) -> GenerationConfig | None:
-    """How a folder wants its answers generated, so that transformers can write it; None where it does not say.
+    """A folder's generation config, in a form that transformers can write; None if it has none.
 
-    Folders on the hub often have a temperature and nothing that says to sample. transformers reads such settings, and
-    generates without the temperature, but does not write them: they go without it here."""
+    Folders on the hub often set a temperature without `do_sample`. transformers reads such settings and ignores the
+    temperature, but refuses to write them: here they are removed."""
     if not (folder / _GENERATION).is_file():
         return None
     try:
@@ -77,7 +77,7 @@ def _ids(value: Any) -> frozenset[int]:
 
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """While transformers reads a folder's settings: damaged ones make its classes raise nearly anything."""
+    """While transformers reads a folder's settings: damaged files make its classes raise nearly anything."""
     try:
         with quiet():
             yield
@@ -88,7 +88,7 @@ def _reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own reports of what does not fit, which run over twenty lines: we say it in one."""
+    """Silences transformers' own warnings, which run over twenty lines: our error message is one line."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -42,19 +42,19 @@ TENSORS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
 }
-"""What llama.cpp and transformers call the same tensor."""
+"""llama.cpp's name of a tensor -> transformers' name."""
 
 _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
 _LONGEST_ARRAY = 2**22
-"""In items. The longest are the vocabulary and its merges: some hundred thousand."""
-# The reader walks the file by offsets and sizes found in it: damage shows as any of these.
+"""Maximum number of items. The longest arrays are the vocabulary and its merges: some hundred thousand."""
+# The reader follows offsets and sizes found in the file: damage shows as any of these.
 _DAMAGE = (
     ValueError, LookupError, TypeError, ArithmeticError, MemoryError, OSError, RuntimeError, StrictDataclassError
 )  # fmt: skip
 
 
 def read_gguf(path: Path) -> StoredModel:
-    """Read a file whole. Raises InputError for one that is damaged or of a kind that is not supported."""
+    """Read a whole file. Raises InputError if it is damaged or of a kind that is not supported."""
     try:
         reader = _Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -75,8 +75,8 @@ def read_gguf(path: Path) -> StoredModel:
 
 
 class _Reader(gguf.GGUFReader):
-    """Ends where the file ends. gguf's own takes what lies beyond as empty, and an array whose length is damaged as
-    billions of items."""
+    """Raises an error at the end of the file. gguf's own reader takes missing data as empty, and an array with a
+    damaged length as billions of items."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
         if raw_type == gguf.GGUFValueType.ARRAY:
@@ -112,7 +112,7 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> PreTraine
             raise InputError(
                 f"{path}: {architecture}.{name} is not supported from GGUF: use the model's Hugging Face folder instead"
             )
-    # Here, because configs make lists of so many layers: a damaged number would fill the memory.
+    # Checked here, because configs make lists with an item per layer: a damaged number would fill the memory.
     layers, there = setting("block_count"), len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if layers != there:
         raise InputError(
@@ -160,7 +160,7 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> PreTraine
 
 
 def _name_and_heads(path: Path, config: PreTrainedConfig, tensor: str) -> tuple[str, int | None]:
-    """What transformers calls a tensor, and how many heads its rows are those of, if they have to be reordered."""
+    """transformers' name of a tensor, and, if its rows have to be reordered, their number of heads."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor)
     if not match or match[2] not in TENSORS:
         raise InputError(
@@ -190,7 +190,7 @@ def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> 
 
 def read_blocks(path: Path, config: PreTrainedConfig) -> dict[str, tuple[str, np.ndarray]]:
     """The weights as they are stored, by transformers' names: the kind of their blocks, and rows of bytes. For a file
-    that `read_gguf` has taken. They are views of the file, but for those whose rows are put into another order."""
+    that `read_gguf` accepts. They are views of the file, except those whose rows are reordered."""
     blocks: dict[str, tuple[str, np.ndarray]] = {}
     for tensor in _Reader(path).tensors:
         if len(tensor.shape) == 2:
@@ -201,12 +201,13 @@ def read_blocks(path: Path, config: PreTrainedConfig) -> dict[str, tuple[str, np
 
 
 def _split_halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp turns neighbouring pairs of a head, transformers its two halves: reorder the rows accordingly."""
+    """llama.cpp rotates neighbouring pairs of a head, transformers its two halves: reorder the rows accordingly."""
     return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 def _check_weights(path: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor]) -> None:
-    """The very weights that the model has: transformers would draw a missing one at random and drop one too many."""
+    """Exactly the model's weights are there: transformers would initialise a missing one at random and ignore an extra
+    one."""
     with torch.device("meta"):
         expected = AutoModelForCausalLM.from_config(config).state_dict()
     if config.tie_word_embeddings:

@@ -1,7 +1,7 @@
 """A tokenizer from a GGUF file's own vocabulary, merges and pre-tokenizer.
 
-transformers' conversion ignores `tokenizer.ggml.pre`, so that digits and line breaks come out as other ids than the
-model was trained with. Each entry here was compared with llama.cpp's ids (tests/data/llama_cpp_ids.json).
+transformers' conversion ignores `tokenizer.ggml.pre`, so digits and line breaks get other ids than the model was
+trained with. Each entry here was compared with llama.cpp's ids (tests/data/llama_cpp_ids.json).
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def pre_tokenizers_by_name() -> dict[str, pre_tokenizers.PreTokenizer]:
-    """llama.cpp's ways to cut a text into words, those that are known here."""
+    """llama.cpp's pre-tokenizers that are supported here."""
     return {
         "smollm": pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -1,4 +1,4 @@
-"""Which models are on this machine. Needs no torch, so that `stridelm models` answers at once."""
+"""Which models are on this machine. Does not import torch, so that `stridelm models` answers at once."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What will come with a model, as far as one sees before it is loaded. Nothing here imports torch."""
+"""What comes with a model, as far as can be told before it is loaded. Nothing here imports torch."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from stridelm.models import builtin
 from stridelm.settings import NO_ADAPTER
 
 MASK_KEY = "mask_token_id"
-"""The entry of config.json that names the mask token of a model that stands alone after its conversion."""
+"""The entry of config.json with the mask token of a converted model that needs no adapter."""
 
 
 def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
@@ -25,13 +25,13 @@ def own_draft(model: str) -> Path | None:
 
 
 def may_have_masks(model: str, adapter: str | Path | None) -> bool:
-    """Whether a model can turn out to have masks, as far as one sees before it is loaded."""
+    """Whether a model may have masks, as far as can be told before it is loaded."""
     if adapter_folder(model, adapter) is not None:
         return True
     folder = Path(model)
     if model != builtin.NAME and model and folder.is_dir():
         return _names_mask_token(folder)
-    return model != builtin.NAME and folder.suffix != ".gguf"  # the hub's, or nothing: loading will tell
+    return model != builtin.NAME and folder.suffix != ".gguf"  # from the hub, or missing: known after loading
 
 
 def may_have_heads(model: str, heads: str | Path | None) -> bool:
@@ -40,7 +40,7 @@ def may_have_heads(model: str, heads: str | Path | None) -> bool:
 
 
 def _names_mask_token(folder: Path) -> bool:
-    """Whether a folder's config.json has an entry for a mask token; True, too, where only loading can tell."""
+    """Whether a folder's config.json has an entry for a mask token; also True if the file cannot be read here."""
     try:
         return json.loads((folder / "config.json").read_text(encoding="utf-8")).get(MASK_KEY) is not None
     except (OSError, ValueError, AttributeError):

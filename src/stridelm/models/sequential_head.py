@@ -11,7 +11,7 @@ too slow:
 
     draft/block.py, draft/grow.py          one depth at a time through `contracts.Gate`: sampling, grammars and trees
     backends/native/sequential.h, grow.h   the same trees in C++
-    backends/gpu/draft.py                  the same trees in Triton
+    backends/gpu/draft_kernels.py          the same trees in Triton
     export/custom_generate/generate.py     a script that travels with an exported model, without StrideLM
 
 Shape letters: X chains, C model width, S state size, D depths.

@@ -16,7 +16,7 @@ from stridelm.params import InputError
 def save_folder(
     folder: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raises OSError where there is no room."""
+    """Write a Hugging Face folder. Raises OSError if there is no room."""
     with writing(folder):
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -30,14 +30,14 @@ def save_network(
     eos_ids: frozenset[int],
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """The same for a network as transformers made it, with all the tokens that end its answers. `weights`: to be stored
-    in place of the network's own, all of one type."""
+    """The same for a transformers network, with all tokens that end its answers. `weights`: stored instead of the
+    network's own, all of one dtype."""
     assert network.generation_config is not None
     network.generation_config.eos_token_id = sorted(eos_ids) or None
     with writing(folder):
-        # A copy: transformers takes out what it has written, unless it read the network from a folder itself.
+        # A copy: transformers removes entries that it has written, unless it loaded the network from a folder itself.
         network.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
-        if weights is not None:  # transformers writes the network's own type
+        if weights is not None:  # transformers writes the network's own dtype
             network.config.dtype = next(iter(weights.values())).dtype
             network.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -46,7 +46,7 @@ def save_network(
 def save_smallest(
     folder: Path, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]
 ) -> torch.dtype:
-    """The same in bfloat16 where that loses nothing, as most models are published; returns the type chosen."""
+    """The same in bfloat16 if that loses nothing, as for most published models; returns the chosen dtype."""
     state = network.state_dict()
     exact = all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in state.values())
     dtype = torch.bfloat16 if exact else torch.float32
@@ -55,7 +55,7 @@ def save_smallest(
 
 
 def as_dtype(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights in another type; what is tied stays tied."""
+    """Weights in another dtype; tied weights stay tied."""
     converted: dict[int, torch.Tensor] = {}
     for tensor in weights.values():
         converted.setdefault(tensor.data_ptr(), tensor.to(dtype))
@@ -64,12 +64,12 @@ def as_dtype(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A new folder, while it is filled."""
+    """Create a folder to be filled; errors of the libraries that write become OSErrors."""
     folder.mkdir()
     try:
         yield
     except Exception as error:
-        # A full disk is a bare Exception to tokenizers and an error of its own to safetensors.
+        # For a full disk, tokenizers raises a bare Exception and safetensors an error of its own.
         if type(error) not in (Exception, SafetensorError):
             raise
         raise OSError(str(error)) from error
@@ -78,7 +78,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, by its index where there is one."""
+    """The safetensors files of a folder, from its index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -104,12 +104,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(files: list[Path]) -> dict[str, torch.Tensor]:
-    """All tensors, read rather than memory-mapped: mapped pages would count beside the packed copies of them."""
+    """All tensors, read rather than memory-mapped: mapped pages would take memory in addition to the packed copies."""
     return _tensors(files, backend="pread")
 
 
 def map_weights(files: list[Path]) -> dict[str, torch.Tensor]:
-    """All tensors, memory-mapped: for reading a few of their values."""
+    """All tensors, memory-mapped: for callers that need few of their values."""
     return _tensors(files, backend="mmap")
 
 

@@ -1,6 +1,7 @@
-"""The tokenizer at run time, without transformers: its classes alone take longer to import than a first token should.
+"""The tokenizer at run time, without transformers: importing its classes takes longer than a first token should.
 
-A `Tokenizer` gives what transformers' own gives for the same folder. Where it could not, it refuses the folder.
+A `Tokenizer` gives the same ids and text as transformers' own for the same folder. If it could not, it refuses the
+folder.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,12 +16,12 @@ from stridelm.models.tokenizer_files import describe
 from stridelm.params import InputError
 
 _LONG = 4096
-"""Characters of a text that takes longer than a millisecond or two."""
+"""A text of this many characters takes longer than a millisecond or two to encode."""
 
 
 class TextTokenizer(Protocol):
-    """What generating and serving ask of a tokenizer, ours or transformers'. The latter's also take batches, so what
-    they return is told by the arguments: Any here."""
+    """What generating and serving need of a tokenizer, ours or transformers'. The latter also takes batches, so its
+    return types depend on the arguments: Any here."""
 
     chat_template: Any
 
@@ -51,7 +52,7 @@ class TextTokenizer(Protocol):
 
 
 class Tokenizer:
-    """Keeps `TextTokenizer`."""
+    """Implements `TextTokenizer`."""
 
     def __init__(
         self,
@@ -61,25 +62,25 @@ class Tokenizer:
         chat_template: str | dict[str, str] | None = None,
         cleans_up: bool = False,
     ) -> None:
-        """`special_tokens` by the names that chat templates know them by: bos_token, eos_token and so on. `cleans_up`:
-        take the spaces before punctuation out of decoded text."""
+        """`special_tokens`: by their names in chat templates: bos_token, eos_token and so on. `cleans_up`: remove
+        spaces before punctuation from decoded text."""
         backend.no_truncation()
         backend.no_padding()
         self.backend_tokenizer = backend
         self.special_tokens_map = dict(special_tokens)
         self.chat_template: Any = chat_template
-        # BPE's tokens have their spaces within: there they are the text's own.
+        # BPE's tokens contain their spaces: those are the text's own.
         self._cleans_up = cleans_up and type(backend.model).__name__ != "BPE"
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Raises an InputError for a folder that only transformers can read, or nobody."""
+        """Raises an InputError for a folder that only transformers can read, or that cannot be read at all."""
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise InputError(f"{folder}: no tokenizer.json there: transformers is needed to read its tokenizer")
         try:
             backend = Backend.from_file(str(file))
-        except Exception as error:  # the library knows no other
+        except Exception as error:  # the library raises no other type
             raise InputError(f"{file}: cannot be read ({error}): fetch the model again") from error
         found = describe(folder, backend)
         backend.add_tokens(found.added)
@@ -133,15 +134,15 @@ class Tokenizer:
         return None if token is None else self.backend_tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The text's token ids; with those that the tokenizer puts around a text, unless told not to."""
+        """The text's token ids, including those that the tokenizer adds around a text, unless turned off."""
         if len(text) < _LONG:
             return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        # Of a batch, if only of one, Python's other threads hear nothing: they would stand still for seconds.
+        # As a batch of one: batches release the interpreter lock; other threads would stop for seconds otherwise.
         (encoding,) = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def decode(self, token_ids: Items[int], skip_special_tokens: bool = False) -> str:
-        """The tokens' text; half characters are written as replacement characters."""
+        """The tokens' text; incomplete characters become replacement characters."""
         text = self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return _cleaned_up(text) if self._cleans_up else text
 
@@ -150,7 +151,7 @@ class Tokenizer:
     @overload
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str | None]: ...
     def convert_ids_to_tokens(self, ids: int | Iterable[int]) -> str | list[str | None] | None:
-        """As the vocabulary spells them; None for an id that it does not have."""
+        """Tokens as the vocabulary spells them; None for an unknown id."""
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         return [self.backend_tokenizer.id_to_token(token) for token in ids]
@@ -166,10 +167,10 @@ class Tokenizer:
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """The conversation as the model's template writes it: text, or token ids with `tokenize`. `variables` are told
-        to the template besides. Raises what the template raises, and a ValueError where there is no template or it
-        cannot do as asked."""
-        assert not return_dict, "for transformers' sake only: ids come as a list"
+        """The conversation as the model's template writes it: text, or token ids with `tokenize`. `variables` are
+        passed to the template. Raises what the template raises, and a ValueError if there is no template or it cannot
+        do what was asked."""
+        assert not return_dict, "exists only for transformers' signature: ids come as a list"
         from stridelm.models.chat_template import render
 
         text = render(
@@ -192,7 +193,7 @@ class Tokenizer:
 
 
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-"""Endings that tokenizers of whole words set apart."""
+"""Endings that whole-word tokenizers separate by a space."""
 
 
 def _cleaned_up(text: str) -> str:

@@ -1,8 +1,8 @@
-"""What a model folder says of its tokenizer beside tokenizer.json: special tokens, added ones, chat templates.
+"""A model folder's tokenizer settings besides tokenizer.json: special tokens, added tokens, chat templates.
 
-transformers' rules for these files have grown over years. Here are those that matter where there is a tokenizer.json
-and the tokenizer is all that the file says; other folders are refused, so that no model gets other ids than it would
-from transformers. tests/models/test_tokenizer.py compares the two.
+transformers' rules for these files have grown over years. Here are those that matter if there is a tokenizer.json that
+describes the whole tokenizer; other folders are refused, so that no model gets other ids than from transformers.
+tests/models/test_tokenizer.py compares the two.
 """
 
 import json
@@ -20,18 +20,18 @@ Token = str | AddedToken
 Settings = dict[str, Any]
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GENERIC = {"TokenizersBackend", "PythonBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer"}
-"""The classes of transformers' that take tokenizer.json as it stands. Others put parts of their own in its place."""
+"""The classes of transformers that use tokenizer.json as it is. Others replace parts of it by their own."""
 OVERRIDING_FAMILIES = {"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "hyperclovax_vision_v2"}
-"""Models that transformers reads with a class of its own even where the folder names a generic one."""
+"""Models that transformers reads with a class of their own even if the folder names a generic one."""
 UNNAMED_FAMILIES = {"llama", "mistral", "mixtral", "granite", "olmo2", "olmo3", "phi3", "smollm3", "stablelm"}
-"""Models that transformers reads with the generic class where the folder names none."""
+"""Models that transformers reads with the generic class if the folder names none."""
 _BEYOND = (
     "auto_map",
     "fast_tokenizer_files",
     "fix_mistral_regex",
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
 )
-"""Settings that change what tokenizer.json says."""
+"""Settings that change the tokenizer beyond what tokenizer.json says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Description:
     """What the files say."""
 
     special_tokens: dict[str, str]
-    """By the names that chat templates know them by."""
+    """By their names in chat templates."""
     added: list[AddedToken]
-    """To be added to what tokenizer.json has, which may repeat it."""
+    """Tokens to add to those of tokenizer.json; may repeat some of them."""
     chat_template: str | dict[str, str] | None
     cleans_up: bool
-    """Whether spaces before punctuation are taken out of decoded text."""
+    """Whether spaces before punctuation are removed from decoded text."""
     splits_special: bool
-    """Whether the names of special tokens are text like any other."""
+    """Whether special tokens that occur in a text are encoded like any other text."""
 
 
 def describe(folder: Path, backend: Backend) -> Description:
@@ -63,7 +63,7 @@ def describe(folder: Path, backend: Backend) -> Description:
 
 
 def read_object(file: Path) -> Settings | None:
-    """A file's JSON object; None where there is no such file."""
+    """A file's JSON object; None if there is no such file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def _check_class(folder: Path, settings: Settings) -> None:
 def _describe(folder: Path, settings: Settings, backend: Backend) -> Description:
     settings = {name: _tokens_in(value) for name, value in settings.items()}
     extra: Any = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    # Names of the model's own, such as image_token; those in tokenizer_config.json go first, unless written as objects.
+    # The model's own names, such as image_token; those in tokenizer_config.json come first, unless written as objects.
     own = {name: token for name, token in settings.items() if _is_own(name) and isinstance(token, str)}
     settings = {name: value for name, value in settings.items() if name not in own}
     if isinstance(extra, dict):
@@ -129,7 +129,7 @@ def _is_own(name: str) -> bool:
 
 
 def _tokens_in(value: Any) -> Any:
-    """With the added tokens that a setting spells out as objects."""
+    """A setting's value, with tokens that are written as objects converted to AddedToken."""
     if isinstance(value, dict):
         if value.get("__type") == "AddedToken":
             return AddedToken(**{name: part for name, part in value.items() if name != "__type"})
@@ -142,7 +142,7 @@ def _added(token: Any) -> AddedToken:
 
 
 def _with_map(settings: Settings, extra: list[Token], told: Settings) -> tuple[Settings, Any]:
-    """With what special_tokens_map.json says, which goes before tokenizer_config.json."""
+    """The settings with those of special_tokens_map.json, which override tokenizer_config.json."""
     settings = dict(settings)
     has_extra = "extra_special_tokens" in settings or "additional_special_tokens" in settings
     found: Any = extra
@@ -171,7 +171,7 @@ def _named(settings: Settings, listed: Mapping[int, AddedToken], backend: Backen
 def _to_add(
     backend: Backend, listed: Mapping[int, AddedToken], named: Mapping[str, Token], extra: Iterable[Token]
 ) -> list[AddedToken]:
-    """What tokenizer_config.json lists, by id, then the special tokens that are known to nobody yet."""
+    """The tokens that tokenizer_config.json lists, by id, then special tokens that neither file has added."""
     tokens = [token for _, token in sorted(listed.items())]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *tokens)}
     for token in (*named.values(), *extra):
@@ -185,7 +185,7 @@ def _to_add(
 
 
 def _chat_template(folder: Path, told: Any) -> str | dict[str, str] | None:
-    """Files of their own go before what tokenizer_config.json says."""
+    """Template files override the entry of tokenizer_config.json."""
     files = {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"

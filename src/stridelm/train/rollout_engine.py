@@ -159,7 +159,7 @@ def _steps(checkpoint: Checkpoint, places: int, width: int, weights: Weights | N
     if weights is None:
         dense = DenseTexts(network, places, width)
         return DenseStepper(dense, checkpoint.eos_ids), dense
-    from stridelm.backends.gpu.texts import GpuTexts
+    from stridelm.backends.gpu.prompt_reader import GpuPromptReader
 
-    texts = GpuTexts(network, weights, places, width)
+    texts = GpuPromptReader(network, weights, places, width)
     return texts.forward.stepper(0, places, checkpoint.eos_ids), texts

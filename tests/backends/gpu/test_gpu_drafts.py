@@ -12,13 +12,12 @@ import torch
 from torch.nn import functional
 
 from interpreted import DEVICE, load_gpu
-from stridelm.backends.gpu import growth
-from stridelm.backends.gpu.growth import Growth
+from stridelm.backends.gpu.draft_grower import DraftGrower
 from stridelm.backends.gpu.layers import VOCABULARY_TILE, Layers, Scores
 from stridelm.backends.gpu.layout import template_layout
-from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
-from stridelm.backends.gpu.weights import Drafting
+from stridelm.backends.gpu.weights import SequentialWeights
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.sampling import GREEDY_CANDIDATES
 from stridelm.types import ROOT
@@ -46,9 +45,9 @@ def drawn(*size: int, seed: int = 0) -> torch.Tensor:
 def layers_with(layers: Layers, head: SequentialHead | None) -> Layers:
     """With another sequential head, and more tokens to choose among."""
     width = layers.weights.width
-    drafting = None if head is None else Drafting.of(head, torch.float32, torch.device(DEVICE))
+    drafting = None if head is None else SequentialWeights.of(head, torch.float32, torch.device(DEVICE))
     embedding_VC, head_VC = drawn(VOCABULARY, width, seed=1), drawn(VOCABULARY, width, seed=2)
-    weights = replace(layers.weights, embedding_VC=embedding_VC, head_VC=head_VC, drafting=drafting)
+    weights = replace(layers.weights, embedding_VC=embedding_VC, head_VC=head_VC, sequential=drafting)
     return Layers(weights, layers.memory)
 
 
@@ -67,15 +66,17 @@ def scores_of(logits_WV: torch.Tensor, width: int) -> Scores:
     return Scores(5 * drawn(len(logits_WV), width, seed=3), logits_WV, best_WT, best_WT, best_WT)
 
 
-def drafts_of(layers: Layers, template: Template, scores: Scores, pending: list[int], ends_at: list[int]) -> list[int]:
-    """The tokens of all nodes, place by place."""
+def drafts_of(
+    layers: Layers, template: Template, scores: Scores, pending: list[int], ends_at: list[int], **options: int
+) -> list[int]:
+    """The tokens of all nodes, place by place. `options` are a DraftGrower's."""
     places, device = len(pending), torch.device(DEVICE)
     layout = template_layout(template, places, 4, layers.run, layers.memory.spare_page, device)
     layout.ids_M[: places * template.nodes] = -1
     for place, token in enumerate(pending):
         layout.ids_M[place * template.nodes] = token
     ends_at_B = torch.tensor(ends_at, dtype=torch.int32, device=device)
-    Growth(layers, template, places)(scores, layout, Drawing(places, device), ends_at_B)
+    DraftGrower(layers, template, places, **options)(scores, layout, Drawing(places, device), ends_at_B)
     return layout.ids_M[: places * template.nodes].tolist()
 
 
@@ -130,15 +131,13 @@ def test_drafts_are_the_sequential_heads_choice(layers: Layers, template: Templa
 
 
 @pytest.mark.parametrize("held", [1, 3])
-def test_a_large_state_is_read_in_parts(layers: Layers, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_state_is_read_in_parts(layers: Layers, held: int) -> None:
     """Of which only the first are held until the state is there."""
-    monkeypatch.setattr(growth, "_READ_AT_ONCE", 32)
-    monkeypatch.setattr(growth, "_HELD", held)
     head = random_head(layers.weights.width, 29)
     own = layers_with(layers, head)
     template, pending, ends_at = Template.chain(6), [5, 6, 7], [1, 0, 6]
     scores = scores_of(drawn(3 * template.rows, VOCABULARY), own.weights.width)
-    found = drafts_of(own, template, scores, pending, ends_at)
+    found = drafts_of(own, template, scores, pending, ends_at, tile_bytes=32, held_tiles=held)
     assert found == expected(own, head, template, scores, pending, ends_at)
 
 
@@ -159,22 +158,22 @@ def test_what_the_head_takes_in_is_torchs(layers: Layers, places: int) -> None:
     own = layers_with(layers, head)
     own.block_k = 16
     weights, template, width = own.weights, CHAIN, own.weights.width
-    drafting = weights.drafting
-    assert drafting is not None and width > own.block_k
+    sequential = weights.sequential
+    assert sequential is not None and width > own.block_k
     scores = scores_of(drawn(places * template.rows, VOCABULARY), width)
     tokens = torch.arange(places * (template.masks * GREEDY_CANDIDATES + 1), dtype=torch.int32, device=DEVICE) * 7 + 3
     ends_at = [place % template.nodes for place in range(places)]
     ends_at_B = torch.tensor(ends_at, dtype=torch.int32, device=DEVICE)
-    taken = Growth(own, template, places)._take_in(drafting, tokens, scores, ends_at_B)
+    inputs = DraftGrower(own, template, places)._project_inputs(sequential, tokens, scores, ends_at_B)
     first = places * template.nodes
     rows = [
         first + (place * template.nodes + end) * template.masks + depth
         for place, end in enumerate(ends_at)
         for depth in range(template.masks)
     ]
-    torch.testing.assert_close(taken.moves, weights.head_VC[tokens] @ head.write.weight)
+    torch.testing.assert_close(inputs.moves, weights.head_VC[tokens] @ head.write.weight)
     unit_XC = functional.rms_norm(weights.embedding_VC[tokens], (width,))
-    torch.testing.assert_close(taken.before, unit_XC @ head.read.weight[:, width:].T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(inputs.before, unit_XC @ head.read.weight[:, width:].T, rtol=1e-4, atol=1e-4)
     unit_XC = functional.rms_norm(scores.hidden_WC[rows], (width,))
     by_torch = functional.linear(unit_XC, head.read.weight[:, :width], head.read.bias)
-    torch.testing.assert_close(taken.read, by_torch, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(inputs.read, by_torch, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interpreted import DEVICE, FAMILIES, load_gpu
-from stridelm.backends.gpu import layers
+from stridelm.backends.gpu.layers import Layers
 from stridelm.backends.gpu.layout import chain_of, runs_of, spans_for
 from stridelm.backends.gpu.weights import is_supported
 from stridelm.backends.torch.checkpoint import load_checkpoint
@@ -92,14 +92,14 @@ def test_masks_behind_a_tile_of_real_rows_get_their_parts(tiny_folder: Callable[
     assert torch.allclose(mine.logits_WV, others.logits_WV, atol=1e-4)
 
 
-def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heads_parts_are_the_whole(tiny_folder: Callable[..., Path]) -> None:
     """Wide heads are computed by several programs."""
     folder = tiny_folder("llama", head_dim=64)
     rows = lay_out([make_block(0, PROMPT)])
     said: list[torch.Tensor] = []
     for narrowest, programs in ((65, 1), (64, 2)):
-        monkeypatch.setattr(layers, "_WIDE_HEAD", narrowest)
         _, forward = load_gpu(folder)
+        forward.run_layers = Layers(forward.weights, forward.memory, wide_head=narrowest)
         assert forward.run_layers.split == programs
         said.append(forward(rows, [forward.cache.open()])[0].logits_WV)
     assert torch.allclose(said[0], said[1], atol=1e-5)
@@ -118,14 +118,14 @@ def test_layers_inputs_are_those_of_torch(tiny_folder: Callable[..., Path]) -> N
         assert torch.allclose(mine.layers_qC[layer], read_qC, atol=1e-4)
 
 
-def test_long_steps_attend_in_parts(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_steps_attend_in_parts(tiny_folder: Callable[..., Path]) -> None:
     """Whose ends cut through runs of rows that attend together."""
     folder = tiny_folder("llama")
     _, forward = load_gpu(folder)
     rows = lay_out([make_block(0, PROMPT[:5], reads_all=True), make_block(0, PROMPT[:16], reads_all=True)])
     whole = forward(rows, [forward.cache.open(), forward.cache.open()])
     floats = 8 * forward.weights.query_heads * forward.weights.head_size * spans_for(16)
-    monkeypatch.setattr(layers, "SPAN_FLOATS", floats)
+    forward.run_layers.max_span_floats = floats
     in_parts = forward(rows, [forward.cache.open(), forward.cache.open()])
     for one, other in zip(whole, in_parts, strict=True):
         assert torch.equal(one.logits_WV, other.logits_WV)

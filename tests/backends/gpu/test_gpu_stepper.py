@@ -15,10 +15,9 @@ from interpreted import DEVICE, load_gpu
 from reference import NEAR_TIE, first_departure, reference
 from stridelm import sampling
 from stridelm.arrays import signed
-from stridelm.backends.gpu import growth
 from stridelm.backends.gpu.forward import GpuForward
 from stridelm.backends.gpu.layers import TAIL, VOCABULARY_TILE, Scores
-from stridelm.backends.gpu.sample import Drawing, Kind, gumbel, key_at
+from stridelm.backends.gpu.sampling_kernels import Drawing, Kind, gumbel, key_at
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.backends.gpu.template import Template
 from stridelm.cache.kv_cache import Table
@@ -279,11 +278,12 @@ def drafted(stepper: GpuStepper, place: int) -> list[int]:
 def test_drafts_are_those_of_the_host(forward: GpuForward, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same noise at the same positions. The host chooses among the likeliest tokens, the device among those
     that noise has made the best: both may choose among all here."""
-    monkeypatch.setattr(growth, "GREEDY_CANDIDATES", 256)
     for name in ("DRAFT_CANDIDATES", "GREEDY_CANDIDATES"):
         monkeypatch.setattr(grow, name, forward.weights.head_VC.shape[0])
     texts = texts_of(GREEDY, SAMPLED, SamplingParams(8, 0.5, seed=12))
     stepper = make_stepper(forward, CHAIN, len(texts), frozenset())
+    assert stepper.draft_grower is not None
+    stepper.draft_grower.candidates = 256
     tables = seat(forward, stepper, texts)
     step(stepper, texts)
     for place, text in enumerate(texts):
@@ -411,7 +411,7 @@ def test_filters_keep_what_the_host_keeps(steps: float | None) -> None:
     for place, params in enumerate(FILTERS):
         drawing.begin(place, params, 0, 0)
     best_BT = logits_BV.amax(dim=1, keepdim=True).to(DEVICE)
-    least_B, last_B = (each.cpu() for each in drawing.borders(logits_BV.to(DEVICE), best_BT, PLAIN))
+    least_B, last_B = (each.cpu() for each in drawing.cutoffs(logits_BV.to(DEVICE), best_BT, PLAIN))
     for place, (params, logits_V) in enumerate(zip(FILTERS, logits_BV, strict=True)):
         scores_V = (logits_V - logits_V.max()) * torch.tensor(1 / 1.25)
         kept_V = sampling.keep_likely(scores_V, params) > -torch.inf

@@ -24,7 +24,7 @@ from stridelm.backends import load as backends
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.library import library
 from stridelm.backends.native.load import NativeTarget
-from stridelm.backends.native.packed import ENTRIES, WEIGHTS
+from stridelm.backends.native.packed_file import ENTRIES, WEIGHTS
 from stridelm.layout import lay_out, make_block
 from stridelm.settings import ModelChoice
 from tiny import save_tiny

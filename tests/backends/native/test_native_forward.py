@@ -283,6 +283,6 @@ def test_only_some_rows_are_wanted_or_ask_for_layers(get: Get) -> None:
 
 
 def test_families_are_those_that_are_compared() -> None:
-    from stridelm.backends.native.source import FAMILIES as NATIVE
+    from stridelm.backends.native.model_source import FAMILIES as NATIVE
 
     assert {family for family, _ in SHAPES.values()} == set(NATIVE) <= set(FAMILIES)

@@ -16,7 +16,7 @@ from native import deviation, forward_of, load_native, rounded, rounded_network
 from reference import mask_row_outputs
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.gate import NativeGate
-from stridelm.backends.native.groups import FOUR
+from stridelm.backends.native.quantised_matrix import FOUR
 from stridelm.backends.native.weights import make_weights
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach
@@ -149,7 +149,7 @@ def test_masks_leave_no_trace_in_real_rows_nor_in_each_other(
 @pytest.mark.parametrize(("quantize", "activations"), [("q8", "int16"), ("q4", "int8")])
 def test_threads_change_no_bit_of_masks(threads: int, quantize: str, activations: str, get: Get) -> None:
     one, _, _ = get("llama, odd sizes", quantize=quantize, activations=activations)
-    weights = make_weights(one.weights.packed, one.weights.conversion, threads, activations)
+    weights = make_weights(one.weights.packed, one.weights.adapter, threads, activations)
     for masks in (1, 4, 2) * 4:  # again and again: what is not waited for shows now and then
         pair = (outputs_of(each, masks=masks) for each in (one, NativeForward(weights, 2048)))
         for ours, theirs in zip(*pair, strict=True):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from native import deviation
-from stridelm.backends.native.groups import EIGHT, FOUR, GROUP, Groups, packed, quantised
 from stridelm.backends.native.library import Matrix
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, GROUP, QuantisedMatrix, pack_panels, quantise
 
 SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1)]
 """Outputs and inputs: on and off the borders of panels and groups."""
@@ -24,9 +24,9 @@ COUNTS = [*range(1, 21), 64, ROWS]
 class Packed:
     """A matrix as a build of the kernels takes it."""
 
-    def __init__(self, kernels: Any, groups: Groups) -> None:
+    def __init__(self, kernels: Any, groups: QuantisedMatrix) -> None:
         self._kernels, self.groups = kernels, groups
-        self._bytes = packed(groups, kernels.stride_lanes())
+        self._bytes = pack_panels(groups, kernels.stride_lanes())
         panels, count = self._bytes.shape[:2]
         self.matrix = Matrix(self._bytes.ctypes.data, panels, count, groups.kind)
 
@@ -50,14 +50,14 @@ class Packed:
 
     def exactly(self, x_XI: np.ndarray) -> np.ndarray:
         """In float64."""
-        weight_OI = self.groups.floats().astype(np.float64)[:, : x_XI.shape[1]]
+        weight_OI = self.groups.dequantise().astype(np.float64)[:, : x_XI.shape[1]]
         return x_XI.astype(np.float64) @ weight_OI.T
 
 
 def make(kernels: Any, outputs: int, inputs: int, kind: int, seed: int = 0) -> tuple[Packed, np.ndarray]:
     """A matrix, and rows of very different sizes."""
     draw = np.random.default_rng([seed, outputs, inputs, kind])
-    groups = quantised(draw.normal(size=(outputs, inputs)).astype(np.float32), kind)
+    groups = quantise(draw.normal(size=(outputs, inputs)).astype(np.float32), kind)
     x_XI = draw.normal(size=(ROWS, inputs)) * 10.0 ** draw.uniform(-3, 3, size=(ROWS, 1))
     return Packed(kernels, groups), x_XI.astype(np.float32)
 
@@ -69,7 +69,7 @@ def test_products_are_near_float64(kernels: Any, outputs: int, inputs: int, kind
     actual, expected = matrix.product(x_XI, activations), matrix.exactly(x_XI)
     assert deviation(actual, expected) < BOUNDS[activations]
     # Row by row, relative to what a row of this size may give at most: small rows are as near as large ones.
-    largest = np.abs(x_XI).sum(axis=1) * np.abs(matrix.groups.floats()).max()
+    largest = np.abs(x_XI).sum(axis=1) * np.abs(matrix.groups.dequantise()).max()
     assert (np.abs(actual - expected).max(axis=1) < BOUNDS[activations] * largest).all()
 
 
@@ -108,7 +108,7 @@ def test_a_rows_bits_do_not_depend_on_its_place(kernels: Any, kind: int, activat
 def test_unpacked_rows_are_the_weights(kernels: Any, outputs: int, inputs: int, kind: int) -> None:
     matrix, _ = make(kernels, outputs, inputs, kind)
     order = np.random.default_rng(0).permutation(outputs)
-    assert np.array_equal(matrix.unpacked(order), matrix.groups.floats()[order])
+    assert np.array_equal(matrix.unpacked(order), matrix.groups.dequantise()[order])
     assert matrix.unpacked(order[:0]).shape[0] == 0
 
 

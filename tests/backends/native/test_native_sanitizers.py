@@ -63,10 +63,10 @@ for folder, adapter in models:
                     forward.cache.free(table)
 lanes = library().stride_lanes()
 for kind in (4, 8):
-    from stridelm.backends.native.groups import packed, quantised
+    from stridelm.backends.native.quantised_matrix import pack_panels, quantise
     for outputs, inputs in ((1, 32), (17, 64), (40, 100)):
         weight = np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
-        held = packed(quantised(weight, kind), lanes)
+        held = pack_panels(quantise(weight, kind), lanes)
         matrix = module.Matrix(held.ctypes.data, *held.shape[:2], kind)
         for rows in (1, 2, 7, 20):
             for size in (0.0, 1.0, 1e-36, 1e30, np.nan):

@@ -222,7 +222,7 @@ def test_decoding_with_it_is_exact(
     tiny_folder: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stridelm.draft.draft_model._FLOOR", 0.0)  # it always drafts k: much to accept and to reject
+    monkeypatch.setattr("stridelm.draft.draft_model.FLOOR", 0.0)  # it always drafts k: much to accept and to reject
     settings = LoadSettings(device="cpu", cache_tokens=1024)
     model = stridelm.load(str(tiny_folder(family)), draft_model=draft_folder(family, layers), settings=settings)
     accepted = assert_exact(model, tiny_folder(family), ("draft",), replace(params, max_tokens=32))

@@ -1,5 +1,5 @@
-"""Keeps `contracts.Forward` on a GPU: any step, in steps of fixed shapes, each captured as a CUDA graph when it first
-comes."""
+"""Implements `contracts.Forward` on a GPU: every step is padded to one of a few fixed shapes, each captured as a CUDA
+graph when it first occurs."""
 
 import torch
 import triton
@@ -12,12 +12,12 @@ from stridelm.backends.gpu.layout import LayoutBuffer, Shape, fill
 from stridelm.backends.gpu.memory import GpuMemory
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.backends.gpu.template import Template
-from stridelm.backends.gpu.weights import BEYOND, Weights
+from stridelm.backends.gpu.weights import SPARE_POSITIONS, Weights
 from stridelm.cache.kv_cache import KVCache, Table, blocks_for
 from stridelm.types import Output, Rows
 
 _SPARE_ROWS = 1024
-"""A step's rows may lie so far behind the longest text."""
+"""Maximum number of rows that a step may write behind the longest text."""
 
 
 class GpuForward:
@@ -34,7 +34,8 @@ class GpuForward:
         *,
         captures: bool = True,
     ) -> None:
-        """`network` is what the weights were stacked from; `captures`: whether steps become graphs. A stepper's do."""
+        """`network`: the weights were stacked from it. `captures`: whether steps become graphs; a stepper's always
+        do."""
         self.network, self.weights, self.gate, self.captures = network, weights, gate, captures
         self.memory = GpuMemory(
             cache_tokens, len(weights.layers), weights.key_heads, weights.head_size, weights.dtype, weights.device
@@ -42,7 +43,7 @@ class GpuForward:
         self.cache = KVCache(cache_tokens, self.memory)
         self.run_layers = Layers(weights, self.memory)
         self.pages = min(blocks_for(self.longest + _SPARE_ROWS), self.cache.block_count)
-        # One at a time runs: the graphs share the memory of what is theirs alone.
+        # Only one graph runs at a time, so they share the memory of their intermediate results.
         self._pool = torch.cuda.graph_pool_handle() if weights.device.type == "cuda" else None
         self._buffers: dict[Shape, LayoutBuffer] = {}
         self._graphs: dict[Shape, Graphed] = {}
@@ -104,7 +105,7 @@ class GpuForward:
 
     @property
     def longest(self) -> int:
-        return len(self.weights.cosine_PD) - BEYOND
+        return len(self.weights.cosine_PD) - SPARE_POSITIONS
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -134,7 +135,7 @@ class GpuForward:
 
 
 def _scored(rows: Rows) -> list[slice]:
-    """Each block's rows with logits, among the wanted ones: without the masks of blocks that defer them."""
+    """Each block's rows with logits, as part of the wanted rows: without the masks of blocks that defer them."""
     return [
         slice(wanted.start, wanted.start + scored.stop - scored.start)
         for wanted, scored in zip(rows.wanted_segments, rows.scored_segments, strict=True)

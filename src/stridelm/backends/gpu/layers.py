@@ -1,4 +1,4 @@
-"""One pass over the rows of a step: the kernels in their order.
+"""One pass over the rows of a step: launches the kernels of all layers in order.
 
 Shape letters: M rows, W wanted rows, C model width, V vocabulary, B blocks, P pages of a block, T ancestors beyond a
 block's pending rows.
@@ -12,62 +12,70 @@ from typing import Any
 
 import torch
 
-from stridelm.backends.gpu.attend import attended_spans, joined
+from stridelm.backends.gpu.attention_kernels import attend_spans, join_spans
 from stridelm.backends.gpu.memory import PAGE, GpuMemory
-from stridelm.backends.gpu.products import added, embedded, gated_units, normed_rows, scored, turned_heads
+from stridelm.backends.gpu.product_kernels import (
+    add_product,
+    embed_rows,
+    gate_units,
+    norm_rows,
+    project_heads,
+    score_rows,
+)
 from stridelm.backends.gpu.weights import Layer, Product, Weights
 
 ROWS = 64
-"""Of a tile; fixed, so that a row's bits are."""
-ATTENDING = 32
-"""Rows times query heads of a key head that attend together."""
+"""Rows per tile; fixed, so that a row's bits are."""
+MAX_QUERIES = 32
+"""Maximum number of queries (rows x query heads of one key head) that one program attends with."""
 SPAN = 128
-"""Positions that attention sums over at once; fixed, too."""
-SPAN_FLOATS = 1 << 26
-"""What spans leave behind until they are joined: longer steps attend in parts."""
+"""Positions that attention sums over at once; fixed for the same reason."""
+MAX_SPAN_FLOATS = 1 << 26
+"""Maximum size of the spans' results before they are joined: longer steps attend in parts."""
 TAIL = 64
-"""Ancestors that a row may have among the drafts and masks of its block."""
+"""Maximum number of ancestors that a row may have among the drafts and masks of its block."""
 VOCABULARY_TILE = 128
-_LOADS_OF_HEAD = 4
-"""In flight, of a program: two of these find room side by side."""
-_WIDE = 1024
-"""Beyond this width a model's steps read rather than wait."""
-_WIDE_HEAD = 64
+_HEAD_LOADS = 4
+"""Loads in flight per program of the output head: two such programs fit side by side."""
+_LARGE_WIDTH = 1024
+"""Above this width a model's steps are bound by memory bandwidth rather than by latency."""
+WIDE_HEAD = 64
+"""Heads of at least this size are split over two programs."""
 _SUM_BLOCK = 128
-"""Inputs of a sum that are read at once."""
+"""Inputs of a sum that are loaded at once."""
 _PRODUCTS = 4
-"""Of a layer."""
-_MOST_PARTS = 3
-"""Linear layers that a product joins."""
+"""Products per layer."""
+_MAX_PARTS = 3
+"""Maximum number of linear layers that one product joins."""
 _PROGRAMS = 128
-"""That a device runs side by side, more or less: sums are cut into so many tiles. Fixed, too."""
+"""Roughly how many programs a device runs side by side: sums are cut into that many tiles. Fixed as well."""
 _OTHER_SHARED = 16 << 10
 """Bytes of shared memory that sums over tiles may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of a step, all int32 and on the device: real rows first, then masks. Rows that only fill it up belong to
-    a block that is nobody's."""
+    """The rows of a step, all int32 and on the device: real rows first, then masks. Padding rows belong to an extra
+    block that no sequence owns."""
 
     ids_M: torch.Tensor
     blocks_M: torch.Tensor
     depths_M: torch.Tensor
-    """Position, counted from the block's start."""
+    """Position, relative to the block's start."""
     offsets_M: torch.Tensor
-    """Place in the cache, counted alike."""
+    """Slot in the cache, relative to the block's start."""
     masks_M: torch.Tensor
     """How many masks are among a row's ancestors, itself included: 0 for a real row."""
     runs_R4: torch.Tensor
-    """Of each run (rows of which each is the child of the one before): its first row, how many there are, their block
-    and the first one's depth. No rows: no such run."""
+    """For each run (rows each of which is the child of the previous one): its first row, the number of rows, their
+    block and the first row's depth. A run of 0 rows is padding."""
     tails_RT: torch.Tensor
-    """Per run, the places of its rows' ancestors beyond the pending ones, itself included, counted from the start."""
+    """For each run, the cache offsets of its rows' ancestors beyond the block's chain, the rows themselves included."""
     wanted_W: torch.Tensor
     """Rows whose logits are wanted; -1 for none."""
     starts_B: torch.Tensor
     chains_B: torch.Tensor
-    """The first so many rows are ancestors of all that lie beyond them, one behind the other."""
+    """Length of the chain at the start of each block: rows that are ancestors of all rows after them."""
     tables_BP: torch.Tensor
     """Pages of the cache."""
 
@@ -80,42 +88,44 @@ class Scores:
     """What the output head read."""
     logits_WV: torch.Tensor
     best_WT: torch.Tensor
-    """Of every tile of the vocabulary the best logit, its token, and the sum of e^(logit - best)."""
+    """For every tile of the vocabulary: the best logit; then its token, and the sum of e^(logit - best)."""
     best_tokens_WT: torch.Tensor
     exponentials_WT: torch.Tensor
 
 
 class Layers:
-    """Launches the kernels; keeps nothing."""
+    """Launches the kernels; has no state between passes."""
 
-    def __init__(self, weights: Weights, memory: GpuMemory) -> None:
+    def __init__(self, weights: Weights, memory: GpuMemory, *, wide_head: int = WIDE_HEAD) -> None:
         self.weights, self.memory = weights, memory
-        is_large = weights.width > _WIDE
-        self.block_k = power(min(64, weights.width))
-        self.most_loads = 8 if is_large else 5
-        """In flight, of a program: a large model's keep the memory busy, a small one's are over before they are."""
+        self.max_span_floats = MAX_SPAN_FLOATS
+        is_large = weights.width > _LARGE_WIDTH
+        self.block_k = power_of_two(min(64, weights.width))
+        self.max_loads = 8 if is_large else 5
+        """Maximum number of loads in flight per program: a large model needs many to keep the memory busy; a small
+        model's programs are too short for them."""
         self.piece = min(32, weights.rank)
-        """Of a low-rank part, that a program computes."""
-        self.unit_tile = min(64 if weights.inner > 4096 else 32, max(16, power(weights.inner)))
-        self.sum_tile = max(16, power(_tiles(weights.width, _PROGRAMS)))
+        """Ranks of a low-rank part that one program computes."""
+        self.unit_tile = min(64 if weights.inner > 4096 else 32, max(16, power_of_two(weights.inner)))
+        self.sum_tile = max(16, power_of_two(_tiles(weights.width, _PROGRAMS)))
         self.tiles = _tiles(weights.width, self.sum_tile)
-        """In which the residual is summed."""
-        is_whole = weights.layers[0].head_norms_2D is not None or weights.head_size < _WIDE_HEAD
+        """Tiles in which the residual is summed."""
+        is_whole = weights.layers[0].head_norms_2D is not None or weights.head_size < wide_head
         self.split = 1 if is_whole else 2
-        """Programs of a head: where there are few heads, each has much to read."""
-        self.half = max(16, power(weights.head_size // 2 // self.split))
-        self.launch = _launching(weights.device, is_ahead=not is_large)
+        """Programs per head: a wide head has much to load."""
+        self.half = max(16, power_of_two(weights.head_size // 2 // self.split))
+        self.launch = _launch_options(weights.device, is_ahead=not is_large)
         self._shared = _shared_memory(weights.device)
         share = weights.query_heads // weights.key_heads
-        self.run = max(1, ATTENDING // share)
+        self.run = max(1, MAX_QUERIES // share)
         """Rows of a chain that attend together."""
-        self.attending = max(16, power(self.run * share))
+        self.queries = max(16, power_of_two(self.run * share))
 
     def __call__(
         self, layout: Layout, *, real: int, spans: int, has_trees: bool, layers: tuple[int, ...] = ()
-    ) -> "Read":
-        """Run the rows through all layers. `real`: how many of them are no masks; `spans`: no row lies behind so many;
-        `layers`: those whose input is wanted."""
+    ) -> "LayerOutputs":
+        """Run the rows through all layers. `real`: number of rows that are not masks; `spans`: spans that cover all
+        positions; `layers`: those whose input is wanted."""
         weights, rows = self.weights, len(layout.ids_M)
         residual_MC = torch.empty(rows, weights.width, dtype=torch.float32, device=weights.device)
         x_MC = torch.empty(rows, weights.width, dtype=weights.dtype, device=weights.device)
@@ -128,10 +138,11 @@ class Layers:
         ]
         norms.append(weights.norm_C)
         state = _State.of(self, residual_MC, x_MC, squares_MT, real)
-        embedded[(rows,)](
+        embed_rows[(rows,)](
             layout.ids_M, layout.masks_M, weights.embedding_VC, weights.mask_embedding_KC, norms[0], residual_MC, x_MC,
             squares_MT,
-            C=weights.width, BC=power(weights.width), TILES=self.tiles, BT=power(self.tiles), **self.launch,
+            C=weights.width, BC=power_of_two(weights.width), TILES=self.tiles, BT=power_of_two(self.tiles),
+            **self.launch,
         )  # fmt: skip
         inputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(weights.layers):
@@ -145,14 +156,14 @@ class Layers:
         if len(weights.layers) in layers:
             every_row = torch.arange(rows, dtype=torch.int32, device=weights.device)
             inputs[len(weights.layers)] = self.normed(residual_MC, every_row)
-        return Read(residual_MC, inputs)
+        return LayerOutputs(residual_MC, inputs)
 
     def normed(self, residual_MC: torch.Tensor, wanted_W: torch.Tensor) -> torch.Tensor:
         weights = self.weights
         hidden_WC = torch.empty(len(wanted_W), weights.width, dtype=weights.dtype, device=weights.device)
-        normed_rows[(len(wanted_W),)](
+        norm_rows[(len(wanted_W),)](
             residual_MC, weights.norm_C, wanted_W, hidden_WC, weights.epsilon,
-            C=weights.width, BC=power(weights.width), **self.launch,
+            C=weights.width, BC=power_of_two(weights.width), **self.launch,
         )  # fmt: skip
         return hidden_WC
 
@@ -163,17 +174,17 @@ class Layers:
         logits_WV = torch.empty(count, vocabulary, dtype=torch.float32, device=weights.device)
         best_WT, exponentials_WT = (logits_WV.new_empty(count, tiles) for _ in range(2))
         tokens_WT = torch.empty(count, tiles, dtype=torch.int32, device=weights.device)
-        scored[(_tiles(count, ROWS), tiles)](
+        score_rows[(_tiles(count, ROWS), tiles)](
             hidden_WC, weights.head_VC, weights.head_bias_V, logits_WV, best_WT, tokens_WT, exponentials_WT, count,
             V=vocabulary, C=weights.width, TILES=tiles, BM=ROWS, BN=VOCABULARY_TILE, BK=self.block_k,
             BIASED=weights.head_bias_V is not None, **self.launch,
-            **self._loads(VOCABULARY_TILE, self.block_k, _LOADS_OF_HEAD),
+            **self._loads(VOCABULARY_TILE, self.block_k, _HEAD_LOADS),
         )  # fmt: skip
         return Scores(hidden_WC, logits_WV, best_WT, tokens_WT, exponentials_WT)
 
     def _loads(self, columns: int, block: int, most: int, state: "_State | None" = None) -> dict[str, int]:
-        """`columns`: of the weights, beside the rows; `block`: inputs at once; `state`: of whose low-rank parts the
-        second factors are held, too."""
+        """The number of pipeline stages that fit in shared memory. `columns`: outputs of the weights' tile; `block`:
+        inputs loaded at once; `state`: if its mask rows have low-rank parts, their second factors take memory, too."""
         size = self.weights.dtype.itemsize
         held = columns * self.weights.rank * size if state is not None and state.pieces else 0
         return {"num_stages": max(1, min(most, (self._shared - held) // ((ROWS + columns) * block * size)))}
@@ -183,16 +194,16 @@ class Layers:
         heads, key_heads = weights.query_heads, weights.key_heads
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
         programs = (heads + 2 * key_heads) * self.split + 3 * state.pieces
-        turned_heads[(state.tiles, programs)](
+        project_heads[(state.tiles, programs)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.bias_N, layer.head_norms_2D,
             product.down_RC, product.up_NR, *state.low(), weights.cosine_PD, weights.sine_PD, layout.blocks_M,
             layout.depths_M, layout.offsets_M, layout.masks_M, layout.starts_B, layout.tables_BP, query_MX, keys_SGD,
             values_SGD, state.real, rows, weights.epsilon,
             C=weights.width, H=heads, G=key_heads, D=weights.head_size, HALF=self.half, SPLIT=self.split,
             R=weights.rank, BR=self.piece, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, BM=ROWS, BK=self.block_k,
-            TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0,
+            TILES=self.tiles, BT=power_of_two(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0,
             BIASED=product.bias_N is not None, HEAD_NORMED=layer.head_norms_2D is not None, **self.launch,
-            **self._loads(2 * self.half, self.block_k, self.most_loads, state),
+            **self._loads(2 * self.half, self.block_k, self.max_loads, state),
         )  # fmt: skip
 
     def attend(
@@ -205,73 +216,73 @@ class Layers:
         spans: int,
         has_trees: bool,
     ) -> None:
-        """Of one layer."""
+        """Attention of one layer."""
         weights, rows = self.weights, len(query_MX)
         heads, key_heads, size = weights.query_heads, weights.key_heads, weights.head_size
         keys_SGD, values_SGD = self.memory.layers_L2SGD[index]
-        part = max(1, min(rows, SPAN_FLOATS // (heads * spans * size)))
+        part = max(1, min(rows, self.max_span_floats // (heads * spans * size)))
         sums = torch.empty(part * heads * spans, size, dtype=torch.float32, device=weights.device)
         bests, totals = (sums.new_empty(len(sums)) for _ in range(2))
-        shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power(size)), "SPAN": SPAN, "SPANS": spans,
+        shape = {"H": heads, "G": key_heads, "D": size, "BD": max(16, power_of_two(size)), "SPAN": SPAN, "SPANS": spans,
                  "WINDOW": weights.layers[index].window, **self.launch}  # fmt: skip
         for first in range(0, rows, part):
-            attended_spans[(len(layout.runs_R4), key_heads, spans)](
+            attend_spans[(len(layout.runs_R4), key_heads, spans)](
                 query_MX, keys_SGD, values_SGD, layout.runs_R4, layout.starts_B, layout.chains_B, layout.tails_RT,
                 layout.tables_BP, sums, bests, totals, weights.scaling, first, first + part,
-                ROWS=self.run, BM=self.attending, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL,
+                ROWS=self.run, BM=self.queries, PAGES=layout.tables_BP.shape[1], PAGE=PAGE, TAIL=TAIL,
                 TREE=has_trees, **shape,
             )  # fmt: skip
-            joined[(min(part, rows - first), key_heads)](
+            join_spans[(min(part, rows - first), key_heads)](
                 sums, bests, totals, layout.blocks_M, layout.depths_M, layout.starts_B, output_MX, first,
-                BX=power(heads // key_heads), **shape,
+                BX=power_of_two(heads // key_heads), **shape,
             )  # fmt: skip
 
     def _add(
         self, product: Product, layout: Layout, inputs_MI: torch.Tensor, state: "_State", norm_C: torch.Tensor
     ) -> None:
-        """`norm_C`: of the norm that reads the sum."""
+        """`norm_C`: the weight of the norm that reads the sum."""
         _, outputs, inputs = product.weight_KNC.shape
-        block = power(min(_SUM_BLOCK, inputs))
-        added[(state.tiles, self.tiles + state.pieces)](
+        block = power_of_two(min(_SUM_BLOCK, inputs))
+        add_product[(state.tiles, self.tiles + state.pieces)](
             inputs_MI, product.weight_KNC, product.bias_N, product.down_RC, product.up_NR, *state.low(), layout.masks_M,
             state.residual_MC, norm_C, state.x_MC, state.squares_MT, state.real, len(inputs_MI),
             N=outputs, C=inputs, R=self.weights.rank, BR=self.piece, BM=ROWS, BN=self.sum_tile, BK=block,
             MERGED=state.is_merged, LOW=state.pieces > 0, BIASED=product.bias_N is not None, **self.launch,
-            **self._loads(max(self.sum_tile, self.piece if state.pieces else 0), block, self.most_loads, state),
+            **self._loads(max(self.sum_tile, self.piece if state.pieces else 0), block, self.max_loads, state),
         )  # fmt: skip
 
     def _gate_units(self, layer: Layer, layout: Layout, state: "_State", units_MI: torch.Tensor) -> None:
         weights, product = self.weights, layer.units
         tile = self.unit_tile
-        gated_units[(state.tiles, _tiles(weights.inner, tile) + 2 * state.pieces)](
+        gate_units[(state.tiles, _tiles(weights.inner, tile) + 2 * state.pieces)](
             state.x_MC, state.squares_MT, product.weight_KNC, product.down_RC, product.up_NR, *state.low(),
             layout.masks_M, units_MI, state.real, len(units_MI), weights.epsilon,
             N=weights.inner, C=weights.width, R=weights.rank, BR=self.piece, BM=ROWS, BN=tile, BK=self.block_k,
-            TILES=self.tiles, BT=power(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0, **self.launch,
-            **self._loads(2 * tile, self.block_k, self.most_loads, state),
+            TILES=self.tiles, BT=power_of_two(self.tiles), MERGED=state.is_merged, LOW=state.pieces > 0, **self.launch,
+            **self._loads(2 * tile, self.block_k, self.max_loads, state),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What goes from layer to layer, and how mask rows are treated."""
+    """What one layer hands to the next, and how mask rows are treated."""
 
     residual_MC: torch.Tensor
     x_MC: torch.Tensor
     """The residual times the weight of the norm that reads it."""
     squares_MT: torch.Tensor
-    """Tile by tile of the residual, the sum of its squares."""
+    """For each tile of the residual, the sum of its squares."""
     real: int
     is_merged: bool
     """Whether mask rows read weights of their own."""
     pieces: int
-    """In which each of their low-rank parts is computed; 0 where there are none."""
+    """Pieces in which each of their low-rank parts is computed; 0 if there are none."""
     tiles: int
-    """Of rows."""
+    """Tiles of rows."""
     low_MX: torch.Tensor | None
-    """What the first factors say of the rows."""
+    """The products of the rows with the first low-rank factors."""
     done: Iterator[torch.Tensor]
-    """Of every product to come, the count of those that have been said."""
+    """For every product to come, the counters of pieces that are computed, one per tile of rows."""
 
     @classmethod
     def of(
@@ -280,44 +291,45 @@ class _State:
         weights, rows = layers.weights, len(x_MC)
         has_masks = real < rows
         is_merged = has_masks and weights.is_merged
-        # A row's bits must not depend on masks beside it. In float32 the kernels with and without parts gave different
-        # last bits on an H200 (in bfloat16 they did not), so one of the two runs every step there.
+        # A row's bits must not depend on masks in the same step. In float32 the kernels with and without low-rank parts
+        # gave different last bits on an H200 (in bfloat16 they did not), so float32 always runs those with parts.
         has_parts = weights.layers[0].heads.down_RC is not None
         is_low = has_parts and (has_masks or weights.dtype == torch.float32)
         # No tile holds rows that read different weights.
         tiles = _tiles(real, ROWS) + _tiles(rows - real, ROWS) if is_merged else _tiles(rows, ROWS)
         low_MX, done_PT = None, ()
         if is_low:
-            low_MX = x_MC.new_empty(rows, _MOST_PARTS * weights.rank)
+            low_MX = x_MC.new_empty(rows, _MAX_PARTS * weights.rank)
             done_PT = torch.zeros(_PRODUCTS * len(weights.layers), tiles, dtype=torch.int32, device=x_MC.device)
         pieces = weights.rank // layers.piece if is_low else 0
         return cls(residual_MC, x_MC, squares_MT, real, is_merged, pieces, tiles, low_MX, iter(done_PT))
 
     def low(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Of the next product."""
+        """The low-rank results and counters of the next product."""
         return self.low_MX, next(self.done, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What the layers leave behind."""
+class LayerOutputs:
+    """The result of a pass over all layers."""
 
     residual_MC: torch.Tensor
     inputs: dict[int, Any]
-    """Layer -> what it read, of the layers that were asked for; their number stands for the output head."""
+    """Layer -> its input, for the layers that were asked for. The number of layers stands for the output head."""
 
 
 def _tiles(size: int, tile: int) -> int:
     return -(-size // tile)
 
 
-def power(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
-def _launching(device: torch.device, *, is_ahead: bool) -> dict[str, Any]:
-    """How kernels are launched here. Nothing is contracted: what a row says must not depend on what else is summed in a
-    variant of a kernel."""
+def _launch_options(device: torch.device, *, is_ahead: bool) -> dict[str, Any]:
+    """Options for all launches on a device. Products and sums are not fused: a row's bits must not depend on what else
+    a variant of a kernel sums up."""
     if device.type != "cuda":
         return {"AHEAD": False}
     is_hopper = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
@@ -326,7 +338,7 @@ def _launching(device: torch.device, *, is_ahead: bool) -> dict[str, Any]:
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have for its loads."""
+    """Bytes of shared memory that a program may use for its loads."""
     if device.type != "cuda":
         return 1 << 16
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - _OTHER_SHARED

@@ -1,7 +1,7 @@
-"""The rows of a step as the kernels take them: filled up to a few fixed shapes, each of which is captured once.
+"""The rows of a step as the kernels take them: padded to a few fixed shapes, each of which is captured once.
 
-Shape letters: Q rows of the step, M the shape's, W wanted rows, B blocks, P pages of a block, T ancestors beyond a
-block's chain.
+Shape letters: Q rows of the step, M rows of the padded shape, W wanted rows, B blocks, P pages of a block, T ancestors
+beyond a block's chain.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -16,23 +16,23 @@ from stridelm.layout import lay_out
 from stridelm.types import ROOT, Rows
 
 _ROWS = (1, 8, 16, 32, 56, 64, 96, 128, 192, 256, 384, 512)
-"""56 masks and eight real rows are a tile, seven drafts with seven masks each."""
+"""Includes 56: eight real rows and 56 masks (seven drafts, seven masks off each) fill one tile of 64."""
 _BLOCKS = (1, 8, 64)
-_LEAST_SPANS = 4
+_MIN_SPANS = 4
 _BEYOND = 512
-"""Larger steps are filled up to a multiple of this."""
+"""Larger steps are padded to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph is captured for."""
+    """The shape that a graph is captured for."""
 
     real: int
     masks: int
     wanted: int
     blocks: int
     spans: int
-    """Of positions that attention sums over."""
+    """Spans of positions that attention sums over."""
     runs: int
     has_trees: bool
 
@@ -42,7 +42,7 @@ class Shape:
 
     @classmethod
     def of(cls, rows: Rows, run: int) -> "Shape":
-        """The smallest that has room. `run`: rows of a chain that attend together."""
+        """The smallest shape with room for the rows. `run`: rows of a chain that attend together."""
         wanted, masks, has_trees = len(rows.wanted_W), len(rows.mask_rows_M), _has_trees(rows)
         real = _fit(len(rows.ids_Q) - masks, _ROWS)
         masks = _fit(masks, _ROWS) if masks else 0
@@ -52,19 +52,19 @@ class Shape:
             masks=masks,
             wanted=_fit(wanted, _ROWS) if wanted else 0,
             blocks=blocks,
-            runs=real + masks if has_trees else _most_runs(real, blocks, run) + _most_runs(masks, blocks, run),
+            runs=real + masks if has_trees else _max_runs(real, blocks, run) + _max_runs(masks, blocks, run),
             spans=spans_for(int(rows.positions_Q.max()) + 1),
             has_trees=has_trees,
         )
 
 
 def spans_for(tokens: int) -> int:
-    """How many spans texts of so many tokens have room in: a power of two, so that few shapes occur."""
-    return 1 << (max(_LEAST_SPANS, -(-tokens // SPAN)) - 1).bit_length()
+    """Number of spans that texts of `tokens` tokens fit in: a power of two, so that few shapes occur."""
+    return 1 << (max(_MIN_SPANS, -(-tokens // SPAN)) - 1).bit_length()
 
 
-def _most_runs(rows: int, blocks: int, run: int) -> int:
-    """Of rows of one kind, if each block's are a chain: its real rows and its masks do not stand together."""
+def _max_runs(rows: int, blocks: int, run: int) -> int:
+    """Maximum number of runs among rows of one kind, real or mask, if each block's rows of that kind are a chain."""
     return min(rows, blocks + rows // run)
 
 
@@ -73,7 +73,7 @@ def _fit(count: int, sizes: tuple[int, ...]) -> int:
 
 
 class LayoutBuffer:
-    """The memory of one shape's layout: one copy brings a step to the device."""
+    """The memory of one shape's layout, on the host and on the device: one copy sends a step."""
 
     def __init__(self, shape: Shape, pages: int, device: torch.device) -> None:
         self.shape = shape
@@ -107,7 +107,8 @@ class LayoutBuffer:
 
 
 def runs_of(parents_Q: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """First rows and lengths of the runs: rows of which each is the child of the one before, cut at `longest`."""
+    """First rows and lengths of the runs: each row of a run is the child of the previous one. Longer runs are cut into
+    pieces of at most `longest` rows."""
     places = np.arange(len(parents_Q))
     begins = np.flatnonzero((parents_Q != places - 1) | (parents_Q < 0))
     lengths = np.diff(np.append(begins, len(parents_Q)))
@@ -118,14 +119,14 @@ def runs_of(parents_Q: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray
 
 
 def chain_of(parents_q: np.ndarray) -> int:
-    """How many of a block's first rows are the first ancestors of all others: a row that sees beyond them sees them."""
+    """Length of the chain at the start of a block: its rows are ancestors of all rows after them."""
     places = np.arange(len(parents_q))
     branches = np.flatnonzero(parents_q != places - 1)
     return int(min(branches[0], parents_q[branches].min() + 1)) if len(branches) else len(parents_q)
 
 
 def _places_of(rows: Rows, shape: Shape) -> np.ndarray:
-    """Where each row of a step stands among the shape's: real rows first, masks behind them."""
+    """Each row's index in the padded shape: real rows first, then masks."""
     is_mask_Q = np.zeros(len(rows.ids_Q), dtype=bool)
     is_mask_Q[rows.mask_rows_M] = True
     return np.where(is_mask_Q, shape.real + np.cumsum(is_mask_Q) - 1, np.cumsum(~is_mask_Q) - 1)
@@ -134,8 +135,8 @@ def _places_of(rows: Rows, shape: Shape) -> np.ndarray:
 def fill(
     buffer: LayoutBuffer, rows: Rows, tables: list[Table], spare_page: int, run: int, deepest_mask: int
 ) -> np.ndarray:
-    """Write a step into the host's side of a layout of its shape; where its rows stand in it. `spare_page`: where rows
-    that fill up are kept; `run`: rows of a chain that attend together; `deepest_mask`: masks beyond count as this."""
+    """Write a step into the host's side of a layout; returns its rows' indices there. `spare_page`: the page of padding
+    rows; `run`: rows of a chain that attend together; `deepest_mask`: deeper masks get this one's embedding."""
     host, places_Q = buffer.host, _places_of(rows, buffer.shape)
     nobody = len(host["starts_B"]) - 1
     for name in ("ids_M", "depths_M", "offsets_M", "masks_M", "runs_R4", "starts_B", "chains_B"):
@@ -159,10 +160,10 @@ def fill(
 
 
 def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, longest: int) -> None:
-    """The runs, and the places in the cache of the ancestors of each one's last row beyond its block's chain."""
+    """The runs, and for each run the cache offsets of its last row's ancestors beyond the block's chain."""
     order_Q = np.argsort(places_Q)
     parents_Q = np.where(rows.parents_Q < 0, ROOT, places_Q[rows.parents_Q])
-    # As they stand: whoever is the child of the row before it, goes on with its run.
+    # In the padded order: a row that is the child of the previous row continues that row's run.
     goes_on_Q = parents_Q[order_Q] == places_Q[order_Q] - 1
     first, lengths = runs_of(np.where(goes_on_Q, np.arange(len(order_Q)) - 1, ROOT), longest)
     heads = places_Q[order_Q][first]
@@ -177,7 +178,7 @@ def _fill_runs(host: dict[str, np.ndarray], rows: Rows, places_Q: np.ndarray, lo
 
 
 def _has_trees(rows: Rows) -> bool:
-    """Whether a row of some block is not the child of the one before it."""
+    """Whether any row of a block is not the child of the previous row."""
     firsts = {segment.start for segment in rows.segments}
     places = np.arange(len(rows.parents_Q))
     return any(int(row) not in firsts for row in np.flatnonzero(rows.parents_Q != places - 1))
@@ -186,8 +187,8 @@ def _has_trees(rows: Rows) -> bool:
 def template_layout(
     template: Template, places: int, pages: int, run: int, spare_page: int, device: torch.device
 ) -> Layout:
-    """A step with the template's block at every place: the nodes of all, then their masks. All rows are wanted, as they
-    stand; only ids, starts and tables will change."""
+    """A step with the template's block at every place: first the nodes of all places, then their masks. All rows are
+    wanted, in this order; later only ids, starts and tables change."""
     rows = lay_out([template.block] * places)
     masks = len(rows.mask_rows_M)
     shape = Shape(
@@ -205,7 +206,7 @@ def template_layout(
     buffer.host["wanted_W"][:] = np.arange(shape.wanted)
     buffer.send()
     runs, whole = int(np.count_nonzero(buffer.host["runs_R4"][:, 1])), buffer.device
-    # Nothing is filled up: no run is empty, and no block is nobody's.
+    # Without padding: no empty runs, no extra block.
     return replace(
         whole,
         runs_R4=whole.runs_R4[:runs],

@@ -27,8 +27,8 @@ class Stacked:
 
 
 def stacked(network: PreTrainedModel, adapter: Adapter | None, reference: Forward) -> Stacked | None:
-    """None where torch runs the model: on a CPU or an old GPU, where there is no Triton, or where the kernels lack
-    something. `reference`: torch's own forward of the network, which the kernels are compared with."""
+    """None if torch has to run the model: on a CPU or an old GPU, without Triton, or if the kernels do not support it.
+    `reference`: torch's own forward of the network, which the kernels are compared with."""
     if not has_kernels(network.device) or not is_supported(network, adapter):
         return None
     if network.device.type == "cuda":
@@ -38,7 +38,7 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None, reference: Forwar
     gate = None if adapter is None else TensorGate(network, adapter)
     try:
         apart = distance(expected, _trial(network, weights, gate))
-    except Exception as error:  # a compiler's, or of too little shared memory: whatever it is, torch can run the model
+    except Exception as error:  # the compiler's, or too little shared memory: whatever it is, torch can run the model
         log.warning("the GPU kernels do not run here (%s): torch runs this model", error)
         return None
     if not apart <= TOLERANCE[network.dtype]:
@@ -48,7 +48,7 @@ def stacked(network: PreTrainedModel, adapter: Adapter | None, reference: Forwar
 
 
 def _trial(network: PreTrainedModel, weights: Weights, gate: TensorGate | None) -> torch.Tensor:
-    """What the kernels say behind a few tokens; steps with masks are run, too, since others do not compile them."""
+    """The kernels' logits after a few tokens. A step with masks is run, too: it compiles kernels that others do not."""
     from stridelm.backends.gpu.forward import GpuForward
 
     forward = GpuForward(network, weights, 64, gate)

@@ -13,7 +13,7 @@ PAGE = BLOCK_SIZE
 
 
 class GpuMemory:
-    """Keeps `model.kv_cache.KVMemory`. Behind the pages that the cache gives out lies one for rows of nobody."""
+    """Implements `cache.kv_cache.KVMemory`. Behind the pages that the cache gives out there is one for padding rows."""
 
     def __init__(
         self, tokens: int, layers: int, heads: int, size: int, dtype: torch.dtype, device: torch.device
@@ -21,7 +21,7 @@ class GpuMemory:
         self.spare_page = blocks_for(tokens)
         shape = (layers, 2, (self.spare_page + 1) * PAGE, heads, size)
         try:
-            # Zeros: what was never written may be multiplied with a weight of zero, which NaN survives.
+            # Zeros: memory that was never written may be multiplied by a weight of zero, and NaN would survive that.
             self.layers_L2SGD = torch.zeros(shape, dtype=dtype, device=device)
         except RuntimeError as error:
             raise InputError(

@@ -1,5 +1,5 @@
 """Steps that the device runs by itself: forward, walk, drafts and the next block are one CUDA graph. The host only
-reads what was emitted, and may start the next step before it has.
+reads what was emitted, and may launch the next step before it has read it.
 
 Shape letters: B places, D draws of a step, E tokens that end a text, N nodes.
 """
@@ -15,18 +15,18 @@ from transformers import PreTrainedModel
 
 from stridelm.backends.common.cuda_graph import Graphed
 from stridelm.backends.common.step_seconds import median_seconds
-from stridelm.backends.gpu.decide import gathered, settled
-from stridelm.backends.gpu.growth import Growth
-from stridelm.backends.gpu.layers import Layers, Read, Scores, power
+from stridelm.backends.gpu.accept_kernels import accept_drafts, compact_cache
+from stridelm.backends.gpu.draft_grower import DraftGrower
+from stridelm.backends.gpu.layers import LayerOutputs, Layers, Scores, power_of_two
 from stridelm.backends.gpu.layout import spans_for, template_layout
 from stridelm.backends.gpu.memory import PAGE
-from stridelm.backends.gpu.sample import Drawing
+from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
 from stridelm.contracts import Continuation, Emitted
 
 
 class GpuStepper:
-    """Keeps `contracts.Stepper`. Those of one model share weights and cache."""
+    """Implements `contracts.Stepper`. Steppers of one model share weights and cache."""
 
     max_in_flight = 2
     obeys = frozenset({
@@ -43,12 +43,12 @@ class GpuStepper:
         ends: frozenset[int],
         pool: Any = None,
     ) -> None:
-        """`pool`: the memory of graphs that never run beside this one's."""
+        """`pool`: a memory pool shared with graphs that never run at the same time as this one's."""
         self.layers, self.template, self.places = layers, template, places
         self.device = layers.weights.device
         self.draws = template.deepest + 1
         self.layout = template_layout(template, places, pages, layers.run, layers.memory.spare_page, self.device)
-        self.growth = Growth(layers, template, places) if template.masks else None
+        self.draft_grower = DraftGrower(layers, template, places) if template.masks else None
         integers = {"dtype": torch.int32, "device": self.device}
         self.drawing = Drawing(places, self.device)
         self.rooms_B = torch.zeros(places, **integers)
@@ -57,7 +57,7 @@ class GpuStepper:
         self.kept_BD = torch.zeros(places, self.draws, **integers)
         self.parents_N = torch.tensor(template.parents, **integers)
         self.results = torch.zeros(places, 1 + 2 * self.draws + self.drafts, **integers)
-        """What the host reads: counts, tokens, how sure the model was of them, and the drafts that were verified."""
+        """What the host reads: counts, tokens, their confidences, and the drafts that were verified."""
         self._graphed = Graphed(self._step, network, self.device, pool=pool)
         is_cuda = self.device.type == "cuda"
         slots = range(self.max_in_flight)
@@ -65,9 +65,9 @@ class GpuStepper:
         self._events = [torch.cuda.Event() for _ in slots] if is_cuda else []
         self._launched = self._collected = 0
         self._lengths = [0] * places
-        """Of the texts in the cache, as far as steps were collected."""
+        """Lengths of the texts in the cache, as of the last collected step."""
         self._first_steps = [0] * places
-        """The number of each text's first step: earlier ones in flight wrote for another."""
+        """The number of each text's first step: earlier steps still in flight belong to another text."""
         self._seconds: float | None = None
 
     @property
@@ -91,7 +91,7 @@ class GpuStepper:
 
     @property
     def _spans(self) -> int:
-        """That the texts have room in, once the next step has run."""
+        """Number of spans that the texts fit in after the next step."""
         longest = max(self._lengths) + self.in_flight * self.draws
         return spans_for(longest + self.draws + self.template.masks)
 
@@ -112,7 +112,7 @@ class GpuStepper:
 
     @torch.inference_mode()
     def end(self, place: int) -> None:
-        """Nobody is at this place: what its rows write goes where nobody reads."""
+        """The place is empty: its rows write to the spare page, which is never read."""
         self.rooms_B[place] = 0
         self.drawing.end(place)
         self.layout.starts_B[place] = self._lengths[place] = 0
@@ -129,7 +129,7 @@ class GpuStepper:
         self._launched += 1
 
     def collect(self) -> list[Emitted]:
-        """What the earliest step that was not collected gave each place."""
+        """What the earliest step in flight emitted at each place."""
         assert self.in_flight
         slot = self._collected % self.max_in_flight
         if self._events:
@@ -147,14 +147,14 @@ class GpuStepper:
             return [Emitted((token,), (sure,)) if count else Emitted((), ()) for count, token, sure in columns]
         columns = zip(counts, tokens_BD.tolist(), sure_BD.tolist(), drafts_BN.tolist(), strict=True)
         return [
-            # Places without drafts yet hold what is no token.
+            # Places without drafts yet hold -1 in their place.
             Emitted(tuple(tokens[:count]), tuple(sure[:count]), tuple(drafts) if drafts[0] >= 0 else ())
             for count, tokens, sure, drafts in columns
         ]
 
     @torch.inference_mode()
     def forget(self) -> None:
-        """All places at once: rollouts have a thousand."""
+        """Clears all places at once: rollouts have a thousand."""
         self._collected = self._launched
         self._lengths = [0] * self.places
         self.rooms_B.zero_()
@@ -164,42 +164,42 @@ class GpuStepper:
             self.drawing.end(place)
 
     def _step(self) -> torch.Tensor:
-        """One of several graphs, by what the places' draws need and how long their texts are."""
+        """What a graph captures; there is one per kind of draws and number of spans."""
         scores = self.layers.score(self.layers.normed(self.read_rows().residual_MC, self.layout.wanted_W))
-        self._settle(scores)
+        self._accept_drafts(scores)
         if not self.template.is_chain:
-            self._gather()
-        if self.growth is not None:
-            self.growth(scores, self.layout, self.drawing, self.ends_at_B)
+            self._compact_cache()
+        if self.draft_grower is not None:
+            self.draft_grower(scores, self.layout, self.drawing, self.ends_at_B)
         return self.results
 
-    def read_rows(self) -> Read:
-        """The rows of all places, through all layers."""
+    def read_rows(self) -> LayerOutputs:
+        """Run the rows of all places through all layers."""
         nodes, masks = self.template.nodes, self.template.masks
         return self.layers(self.layout, real=self.places * nodes, spans=self._spans, has_trees=masks > 0)
 
-    def _settle(self, scores: Scores) -> None:
+    def _accept_drafts(self, scores: Scores) -> None:
         template, tiles = self.template, scores.best_WT.shape[1]
         noisy = self.drawing.at_nodes(scores, self.layout, template) if self.drawing.kind else None
-        settled[(self.places,)](
+        accept_drafts[(self.places,)](
             self.layout.ids_M, self.parents_N, scores.logits_WV, scores.best_WT, scores.best_tokens_WT,
             scores.exponentials_WT, noisy and noisy.best_RT, noisy and noisy.tokens_RT, self.layout.starts_B,
             self.begins_B, self.rooms_B, self.ends_E, self.ends_at_B, self.kept_BD, self.results, self.counts_B,
-            NODES=template.nodes, NODE_TILE=power(template.nodes), DRAWS=self.draws, V=scores.logits_WV.shape[1],
-            TILES=tiles, TILE_TILE=power(tiles), ENDS=len(self.ends_E), SAMPLES=noisy is not None,
+            NODES=template.nodes, NODE_TILE=power_of_two(template.nodes), DRAWS=self.draws, V=scores.logits_WV.shape[1],
+            TILES=tiles, TILE_TILE=power_of_two(tiles), ENDS=len(self.ends_E), SAMPLES=noisy is not None,
             **self.layers.launch,
         )  # fmt: skip
 
-    def _gather(self) -> None:
+    def _compact_cache(self) -> None:
         memory = self.layers.memory.layers_L2SGD
         size = memory.shape[3] * memory.shape[4]
-        gathered[(memory.shape[0] * 2, self.places)](
+        compact_cache[(memory.shape[0] * 2, self.places)](
             memory, self.kept_BD, self.counts_B, self.begins_B, self.layout.tables_BP, memory.stride(1),
-            DRAWS=self.draws, SIZE=size, TILE=power(size), PAGES=self.layout.tables_BP.shape[1], PAGE=PAGE,
+            DRAWS=self.draws, SIZE=size, TILE=power_of_two(size), PAGES=self.layout.tables_BP.shape[1], PAGE=PAGE,
             **self.layers.launch,
         )  # fmt: skip
 
 
 def _filled(ends: list[int]) -> list[int]:
-    """Up to a power of two, by what no token is."""
-    return [*ends, *[-1] * (power(max(1, len(ends))) - len(ends))]
+    """Padded to a power of two with -1, which is no token."""
+    return [*ends, *[-1] * (power_of_two(max(1, len(ends))) - len(ends))]

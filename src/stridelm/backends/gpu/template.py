@@ -1,6 +1,6 @@
-"""The shape of a step that the device runs by itself: a tree whose nodes are told apart by rank, and masks off each.
+"""The shape of a step that the device runs by itself: a tree of ranked nodes, and a chain of masks off each node.
 
-Node 0 is the pending token. A node's children are its parent's likeliest continuation, the second likeliest, ... So the
+Node 0 is the pending token. A node's children are its likeliest continuation, the second likeliest, and so on. So the
 shape is known beforehand; which tokens the nodes hold is decided on the device.
 
     chain of 2, 2 masks    0-1-2         rows  0 1 2  m m  m m  m m
@@ -20,10 +20,10 @@ class Template:
     """Hashable: a step is captured once for each."""
 
     parents: tuple[int, ...]
-    """Of every node, the pending token included: a smaller node, ROOT for the first. A node's earlier children are the
-    likelier ones."""
+    """The parent of every node, the pending token included: a smaller node, or ROOT for the first. A node's earlier
+    children are the likelier ones."""
     masks: int
-    """Per chain; a chain hangs off every node. 0: no drafts either."""
+    """Masks per chain; a chain hangs off every node. 0: no drafts either."""
 
     def __post_init__(self) -> None:
         assert self.parents[0] == ROOT and all(0 <= parent < node for node, parent in enumerate(self.parents) if node)
@@ -31,7 +31,7 @@ class Template:
 
     @classmethod
     def chain(cls, drafts: int) -> "Template":
-        """As many masks as drafts: a step that accepts nothing leaves as many drafts as one that accepts all."""
+        """As many masks as drafts, so that a step that accepts nothing still drafts as much as one that accepts all."""
         return cls(tuple(range(ROOT, drafts)), drafts)
 
     @property
@@ -61,11 +61,11 @@ class Template:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def by_depth(self) -> list[list[int]]:
-        """The nodes of every depth, the pending token's first."""
+        """The nodes of each depth, starting with the pending token's."""
         return [[node for node, own in enumerate(self.depths) if own == depth] for depth in range(self.deepest + 1)]
 
     @property
     def block(self) -> Block:
-        """What is run for a text that begins here. The tokens are the device's."""
+        """The rows that are run for a text of length 0. Their tokens are filled in on the device."""
         tree = DraftTree.of([0] * (self.nodes - 1), [parent - 1 for parent in self.parents[1:]], MASKS)
         return make_block(0, [0], tree, anchors=range(ROOT, len(tree)) if self.masks else (), masks=self.masks)

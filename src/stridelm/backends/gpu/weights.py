@@ -1,6 +1,6 @@
-"""A Llama-family network's weights as the kernels read them: what is multiplied together lies together.
+"""A Llama-family network's weights as the kernels read them: linear layers of the same input are one matrix.
 
-The network keeps its layers, whose weights become views of the stacked ones: nothing is held twice.
+The network keeps its layers, whose weights become views of the stacked ones: nothing is stored twice.
 
 Shape letters: C model width, H query heads, G key-value heads, D head size, I inner units, R rank, V vocabulary,
 P positions, K masks.
@@ -20,13 +20,13 @@ from stridelm.models.sequential_head import SequentialHead
 from stridelm.models.support import layer_window
 
 DTYPES = (torch.bfloat16, torch.float32)
-"""float16 has no room for a residual that is not normed yet."""
-_SMALL = 2 << 30
-"""Bytes of a model up to which reading weights twice costs less than low-rank parts do."""
-_WIDEST_FLOAT32 = 64
-"""Values of a head in float32 that a tile of keys has shared memory for."""
-BEYOND = 128
-"""Positions behind the longest text that are known."""
+"""float16 is left out: the residual before a norm can exceed its range."""
+_MERGE_BYTES = 2 << 30
+"""Up to this model size in bytes, reading a second copy of the weights costs less than computing low-rank parts."""
+_MAX_FLOAT32_HEAD = 64
+"""Maximum head size in float32 for which a tile of keys fits in shared memory."""
+SPARE_POSITIONS = 128
+"""Rotary positions computed beyond the longest text, for drafts and masks."""
 _TARGETS = {
     "heads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "output": ("self_attn.o_proj",),
@@ -37,16 +37,16 @@ _TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix, and what an adapter adds to the linear layers that it joins: a second matrix for mask rows, in which
-    their low-rank parts are merged, or these parts."""
+    """A matrix that joins linear layers, and what an adapter adds to them: either a second matrix for mask rows, into
+    which the low-rank parts are merged, or these parts."""
 
     weight_KNC: torch.Tensor
-    """The base's own; then that for mask rows, if there is one."""
+    """The base's own matrix; then the one for mask rows, if there is one."""
     bias_N: torch.Tensor | None
     down_RC: torch.Tensor | None
-    """The first factors of the parts, one under the other."""
+    """The first factors of the low-rank parts, stacked."""
     up_NR: torch.Tensor | None
-    """The second ones."""
+    """The second factors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +58,27 @@ class Layer:
     norm_before_attention_C: torch.Tensor
     norm_before_units_C: torch.Tensor
     head_norms_2D: torch.Tensor | None
-    """Of queries, of keys (Qwen 3)."""
+    """The norms of queries and of keys (Qwen 3)."""
     window: int
-    """0 where a row sees everything."""
+    """The sliding window; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """The sequential head, taken apart by what each part reads."""
+class SequentialWeights:
+    """The sequential head's weights, split by what each part reads."""
 
     size: int
     output_weight_SC: torch.Tensor
-    """Of a mask's output, both halves of the state's input."""
+    """From a mask's output to both halves of the state's input."""
     before_weight_SC: torch.Tensor
-    """Of the token before."""
+    """From the previous token's embedding to the same."""
     bias_S: torch.Tensor
     carry_weight_SS: torch.Tensor
     write_weight_SC: torch.Tensor
     """Transposed: it is multiplied by rows of the output head."""
 
     @classmethod
-    def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "Drafting":
+    def of(cls, head: SequentialHead, dtype: torch.dtype, device: torch.device) -> "SequentialWeights":
         width = head.write.out_features
         return cls(
             head.size,
@@ -111,10 +111,10 @@ class Weights:
     head_size: int
     inner: int
     rank: int
-    """Of the low-rank parts as stored: a power of two, filled up with zeros. 16 where there are none."""
+    """Rank of the low-rank parts as stored: a power of two, padded with zeros. 16 if there are none."""
     epsilon: float
     scaling: float
-    drafting: Drafting | None
+    sequential: SequentialWeights | None
 
     @property
     def is_merged(self) -> bool:
@@ -143,7 +143,7 @@ def is_supported(network: PreTrainedModel, adapter: Adapter | None) -> bool:
         len(layers) > 0
         and all(type(layer).__name__ in FAMILIES.values() and _is_plain(layer) for layer in layers)
         and network.dtype in DTYPES
-        and (network.dtype != torch.float32 or layers[0].self_attn.head_dim <= _WIDEST_FLOAT32)
+        and (network.dtype != torch.float32 or layers[0].self_attn.head_dim <= _MAX_FLOAT32_HEAD)
         and cap_of(network) is None
         and all(target.startswith("model.layers.") and target.split(".", 3)[3] in names for target in targets)
     )
@@ -156,16 +156,16 @@ def _is_plain(layer: Any) -> bool:
 
 @torch.no_grad()  # inference tensors could not be trained through, and the network's weights become views of these
 def stack(network: PreTrainedModel, adapter: Adapter | None = None, *, merges: bool | None = None) -> Weights:
-    """The weights of a network that `is_supported`. Its layers read them from where they then lie. `merges`: whether
-    mask rows get matrices of their own; small models can afford it."""
+    """Stack the weights of a network that `is_supported`; its own layers become views of the result. `merges`: whether
+    mask rows get matrices of their own; by default if the model is small."""
     whole: Any = network
     decoder, config = whole.base_model, network.config.get_text_config()
     attention = decoder.layers[0].self_attn
     rank = 16 if adapter is None else max(16, 1 << (adapter.config.rank - 1).bit_length())
     if merges is None:
-        merges = sum(weight.nbytes for weight in network.parameters()) <= _SMALL
-    # Drafts and masks may lie behind the last position that a text may have.
-    positions = torch.arange(int(config.max_position_embeddings) + BEYOND, device=network.device)[None]
+        merges = sum(weight.nbytes for weight in network.parameters()) <= _MERGE_BYTES
+    # Drafts and masks may be beyond the last position that a text may have.
+    positions = torch.arange(int(config.max_position_embeddings) + SPARE_POSITIONS, device=network.device)[None]
     cosine_1PD, sine_1PD = decoder.rotary_emb(torch.zeros(1, device=network.device), position_ids=positions)
     half = attention.head_dim // 2
     sequential = None if adapter is None else adapter.sequential_head()
@@ -188,7 +188,7 @@ def stack(network: PreTrainedModel, adapter: Adapter | None = None, *, merges: b
         rank=rank,
         epsilon=float(config.rms_norm_eps),
         scaling=float(attention.scaling),
-        drafting=None if sequential is None else Drafting.of(sequential, network.dtype, network.device),
+        sequential=None if sequential is None else SequentialWeights.of(sequential, network.dtype, network.device),
     )
 
 
@@ -219,7 +219,7 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
     outputs = [linear.out_features for linear in linears]
     firsts = [sum(outputs[:number]) for number in range(len(outputs))]
     kinds = 2 if adapter is not None and merges else 1
-    weight_KNC = _together(linears) if kinds == 1 else None
+    weight_KNC = _as_one_matrix(linears) if kinds == 1 else None
     if weight_KNC is None:
         weight_KNC = linears[0].weight.new_empty(kinds, sum(outputs), linears[0].in_features)
         for first, linear in zip(firsts, linears, strict=True):
@@ -248,9 +248,9 @@ def _product(linears: list[nn.Linear], names: list[str], adapter: Adapter | None
     return Product(weight_KNC, bias_N, down_RC, up_NR)
 
 
-def _together(linears: list[nn.Linear]) -> torch.Tensor | None:
-    """The weights of layers that lie together already, as one; None where they do not. A network may be stacked for
-    one engine after another."""
+def _as_one_matrix(linears: list[nn.Linear]) -> torch.Tensor | None:
+    """The weights of layers that are adjacent in memory already, as one matrix; None if they are not. A network may be
+    stacked for several engines in turn."""
     weights = [linear.weight for linear in linears]
     place = weights[0].data_ptr()
     for weight in weights:

@@ -1,13 +1,13 @@
 // Attention of one row over the cache: the text before it, and its own ancestors in the step.
 //
-// The cache's slots come in blocks of 16, as the engine's tables have them. Keys are stored with a block's slots side by
-// side, so that 16 scores are found together; values slot by slot:
+// The cache's slots come in blocks of 16, as in the engine's tables. The keys of a block are stored with its slots side
+// by side, so that 16 scores are computed together; values are stored slot by slot:
 //
 //   keys    layer, head, block, position in the head, slot of the block
 //   values  layer, head, slot, position in the head
 //
-// Every score is a sum of its own, and weights and values are added up in the order of positions. Which slot a position
-// is in, and what the rows beside this one are, makes no difference to a bit of the result.
+// Every score is a sum of its own, and weights and values are summed in the order of positions. The slot of a position
+// and the other rows of the step do not change a bit of the result.
 #pragma once
 
 #include <cmath>
@@ -37,26 +37,26 @@ struct Heads {
   }
 };
 
-// Where the positions that a row sees are. The first `in_table` of them are in the order of the sequence's blocks; a
-// branch of a tree goes on elsewhere, in `tail`.
-struct Sight {
+// Where the keys that a row sees are stored. The first `in_table` positions are in the order of the sequence's blocks;
+// for a branch of a tree, `tail` lists the slots of the others.
+struct VisibleKeys {
   const int32_t* blocks;
   int64_t in_table;
   const int32_t* tail;
-  int64_t count;  // positions in all: the row's own and all before it
-  int64_t first;  // of them, the first inside the window
+  int64_t count;  // number of positions: the row's own and all before it
+  int64_t first;  // the first position inside the window
 };
 
-constexpr int kMostQueries = 64;
+constexpr int kMaxQueries = 64;
 
-// Queries side by side, position by position, so that a tile of them reads one line after the other.
+// Interleave queries, dimension by dimension, so that a tile of them reads memory in order.
 inline void gather(const float* const* query, int64_t queries, int64_t size, float* to) {
   for (int64_t d = 0; d < size; d++)
     for (int64_t q = 0; q < queries; q++) *to++ = query[q][d];
 }
 
-// The scores of 16 slots, for some of `queries` gathered ones. Two sums each, of the even and of the odd positions in
-// the head: a single chain would wait for itself.
+// The scores of 16 slots, for `count` of the `queries` gathered ones. Two sums each, over the even and the odd
+// dimensions of the head: a single chain of additions would be bound by latency.
 template <int count>
 inline void block_scores(const float* keys, int64_t size, const float* gathered, int64_t queries, float* scores,
                          int64_t stride) {
@@ -67,15 +67,15 @@ inline void block_scores(const float* keys, int64_t size, const float* gathered,
     for (int64_t d = 0; d < size; d += 2, query += 2 * queries) {
       const Floats key = load(keys + d * kBlock + part), next = load(keys + (d + 1) * kBlock + part);
       for (int q = 0; q < count; q++) {
-        even[q] = multiply_add(key, every(query[q]), even[q]);
-        odd[q] = multiply_add(next, every(query[queries + q]), odd[q]);
+        even[q] = multiply_add(key, broadcast(query[q]), even[q]);
+        odd[q] = multiply_add(next, broadcast(query[queries + q]), odd[q]);
       }
     }
     for (int q = 0; q < count; q++) store(scores + q * stride + part, add(even[q], odd[q]));
   }
 }
 
-inline void some_scores(int64_t count, const float* keys, int64_t size, const float* gathered, int64_t queries,
+inline void tile_scores(int64_t count, const float* keys, int64_t size, const float* gathered, int64_t queries,
                         float* scores, int64_t stride) {
   switch (count) {
     case 1: return block_scores<1>(keys, size, gathered, queries, scores, stride);
@@ -87,7 +87,7 @@ inline void some_scores(int64_t count, const float* keys, int64_t size, const fl
   }
 }
 
-// One of them, by the same additions.
+// The score of one slot, by the same additions in the same order.
 inline float slot_score(const float* keys, int64_t size, const float* query) {
   float even = 0, odd = 0;
   for (int64_t d = 0; d < size; d += 2) {
@@ -97,15 +97,15 @@ inline float slot_score(const float* keys, int64_t size, const float* query) {
   return even + odd;
 }
 
-// Scores to weights that are not divided by their sum yet; returns one over the sum. The lanes behind the last position
-// are written, too.
-inline float soften(float* scores, const Sight& sight) {
-  const int64_t end = (sight.count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t t = sight.count; t < end; t++) scores[t] = -std::numeric_limits<float>::infinity();
-  for (int64_t t = 0; t < sight.first; t++) scores[t] = -std::numeric_limits<float>::infinity();
+// Scores to softmax weights that are not divided by their sum yet; returns one over the sum. Lanes after the last
+// position, up to a whole vector, are written, too.
+inline float softmax_weights(float* scores, const VisibleKeys& seen) {
+  const int64_t end = (seen.count + kLanes - 1) / kLanes * kLanes;
+  for (int64_t t = seen.count; t < end; t++) scores[t] = -std::numeric_limits<float>::infinity();
+  for (int64_t t = 0; t < seen.first; t++) scores[t] = -std::numeric_limits<float>::infinity();
   Floats most = load(scores);
-  for (int64_t t = kLanes; t < end; t += kLanes) most = larger(most, load(scores + t));
-  const Floats largest = every(largest_of(most));
+  for (int64_t t = kLanes; t < end; t += kLanes) most = maximum(most, load(scores + t));
+  const Floats largest = broadcast(largest_of(most));
   Floats sum = zeros();
   for (int64_t t = 0; t < end; t += kLanes) {
     const Floats weight = exponential(subtract(load(scores + t), largest));
@@ -115,79 +115,80 @@ inline float soften(float* scores, const Sight& sight) {
   return 1.0f / sum_of(sum);
 }
 
-// Some heads' weighted sums of values, some vectors of the head wide.
+// The weighted sums of values for `count` query heads, over `vectors` vectors of the head's dimensions.
 template <int count, int vectors>
-inline void weighted_values(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, const Sight& sight,
-                            const float* weights, int64_t stride, const float* scales, float* to) {
+inline void sum_value_columns(const Heads& heads, const Cache& cache, int64_t layer, int64_t head,
+                              const VisibleKeys& seen, const float* weights, int64_t stride, const float* scales,
+                              float* to) {
   Floats sum[count][vectors];
   for (int q = 0; q < count; q++)
     for (int v = 0; v < vectors; v++) sum[q][v] = zeros();
   const auto take = [&](const float* value, int64_t t) {
     for (int v = 0; v < vectors; v++) {
       const Floats part = load(value + v * kLanes);
-      for (int q = 0; q < count; q++) sum[q][v] = multiply_add(part, every(weights[q * stride + t]), sum[q][v]);
+      for (int q = 0; q < count; q++) sum[q][v] = multiply_add(part, broadcast(weights[q * stride + t]), sum[q][v]);
     }
   };
-  int64_t t = sight.first;
-  while (t < sight.in_table) {
-    const int64_t until = std::min((t / kBlock + 1) * kBlock, sight.in_table);
-    const float* value = heads.value(cache, layer, head, sight.blocks[t / kBlock] * kBlock + t % kBlock);
+  int64_t t = seen.first;
+  while (t < seen.in_table) {
+    const int64_t until = std::min((t / kBlock + 1) * kBlock, seen.in_table);
+    const float* value = heads.value(cache, layer, head, seen.blocks[t / kBlock] * kBlock + t % kBlock);
     for (; t < until; t++, value += heads.size) take(value, t);
   }
-  for (; t < sight.count; t++) take(heads.value(cache, layer, head, sight.tail[t - sight.in_table]), t);
+  for (; t < seen.count; t++) take(heads.value(cache, layer, head, seen.tail[t - seen.in_table]), t);
   for (int q = 0; q < count; q++)
-    for (int v = 0; v < vectors; v++) store(to + q * heads.size + v * kLanes, multiply(sum[q][v], every(scales[q])));
+    for (int v = 0; v < vectors; v++) store(to + q * heads.size + v * kLanes, multiply(sum[q][v], broadcast(scales[q])));
 }
 
 template <int count>
-inline void all_values(const Heads& heads, Cache cache, int64_t layer, int64_t head, const Sight& sight,
+inline void sum_values(const Heads& heads, Cache cache, int64_t layer, int64_t head, const VisibleKeys& seen,
                        const float* weights, int64_t stride, const float* scales, float* to) {
   int64_t column = 0;
   for (; column + 4 * kLanes <= heads.size; column += 4 * kLanes, cache.values += 4 * kLanes)
-    weighted_values<count, 4>(heads, cache, layer, head, sight, weights, stride, scales, to + column);
+    sum_value_columns<count, 4>(heads, cache, layer, head, seen, weights, stride, scales, to + column);
   for (; column < heads.size; column += kLanes, cache.values += kLanes)
-    weighted_values<count, 1>(heads, cache, layer, head, sight, weights, stride, scales, to + column);
+    sum_value_columns<count, 1>(heads, cache, layer, head, seen, weights, stride, scales, to + column);
 }
 
-// Some query heads of one key head, of some rows of one sequence: rows[i] reads query[i] (heads_here x size) and writes
-// to[i]. `scratch` has room for the queries, and for as many times `stride` scores.
+// Attention for some query heads of one key head, of some rows of one sequence: row i reads query[i] (heads_here x
+// size) and writes to[i]. `scratch` has room for the queries, and for `stride` scores per query.
 inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, int64_t heads_here, int64_t rows,
-                   const Sight* const* sights, const float* const* query, float* const* to, float* scratch,
+                   const VisibleKeys* const* visible, const float* const* query, float* const* to, float* scratch,
                    int64_t stride) {
-  const float* queries[kMostQueries];
+  const float* queries[kMaxQueries];
   int64_t count = 0, reach = 0;
   for (int64_t r = 0; r < rows; r++) {
-    reach = std::max(reach, sights[r]->in_table);
+    reach = std::max(reach, visible[r]->in_table);
     for (int64_t h = 0; h < heads_here; h++) queries[count++] = query[r] + h * heads.size;
   }
   float* gathered = scratch;
-  float* scores = scratch + kMostQueries * heads.size;
+  float* scores = scratch + kMaxQueries * heads.size;
   gather(queries, count, heads.size, gathered);
-  const int32_t* blocks = sights[0]->blocks;
+  const int32_t* blocks = visible[0]->blocks;
   for (int64_t t = 0; t < reach; t += kBlock) {
     const float* keys = heads.key_block(cache, layer, head, blocks[t / kBlock]);
     for (int64_t q = 0; q < count; q += 6)
-      some_scores(std::min<int64_t>(6, count - q), keys, heads.size, gathered + q, count, scores + q * stride + t, stride);
+      tile_scores(std::min<int64_t>(6, count - q), keys, heads.size, gathered + q, count, scores + q * stride + t, stride);
   }
   for (int64_t r = 0; r < rows; r++, scores += heads_here * stride) {
-    const Sight& sight = *sights[r];
-    float scales[kMostQueries];
+    const VisibleKeys& seen = *visible[r];
+    float scales[kMaxQueries];
     for (int64_t h = 0; h < heads_here; h++) {
       float* own = scores + h * stride;
-      for (int64_t t = sight.in_table; t < sight.count; t++) {
-        const int32_t slot = sight.tail[t - sight.in_table];
+      for (int64_t t = seen.in_table; t < seen.count; t++) {
+        const int32_t slot = seen.tail[t - seen.in_table];
         const float* keys = heads.key_block(cache, layer, head, slot / kBlock) + slot % kBlock;
         own[t] = slot_score(keys, heads.size, query[r] + h * heads.size);
       }
-      scales[h] = soften(own, sight);
+      scales[h] = softmax_weights(own, seen);
     }
     int64_t h = 0;
     for (; h + 3 <= heads_here; h += 3)
-      all_values<3>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+      sum_values<3>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
     for (; h + 2 <= heads_here; h += 2)
-      all_values<2>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+      sum_values<2>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
     for (; h < heads_here; h++)
-      all_values<1>(heads, cache, layer, head, sight, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+      sum_values<1>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
   }
 }
 

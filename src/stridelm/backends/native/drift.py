@@ -1,5 +1,5 @@
-"""How far what the kernels say is from float32: from the same weights in it or, where they were quantised here, from
-those before. Measured once, when a model is packed, and stated wherever exactness is claimed."""
+"""How far the kernels' logits are from float32: from the same weights in float32 or, if they were quantised here, from
+the original weights. Measured once, when a model is packed, and stated wherever exactness is claimed."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ import torch
 
 from stridelm.arrays import log_softmax
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.packed import ENTRIES, read
+from stridelm.backends.native.packed_file import ENTRIES, read
 from stridelm.backends.native.weights import ACTIVATIONS, make_weights
 from stridelm.layout import lay_out, make_block
 from stridelm.models.network import build_network
@@ -25,7 +25,7 @@ _TOKENS = 160
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Over the positions of a short text."""
+    """Differences over the positions of a short text."""
 
     divergence: float
     """The mean Kullback-Leibler divergence from float32, in nats."""
@@ -37,7 +37,7 @@ class Drift:
 
 @torch.inference_mode()
 def measure_drift(folder: Path, lanes: int, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
-    """Adds it to a packed folder's JSON file, per kind of activations."""
+    """Measure the drift for each kind of activations and add it to a packed folder's JSON file."""
     ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
     network: Any = build_network("the model", config, weights, torch.device("cpu"), torch.float32)

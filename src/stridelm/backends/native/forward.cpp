@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "choices.h"
+#include "candidates.h"
 #include "forward.h"
 #include "grow.h"
 #include "lanes.h"
@@ -27,7 +27,7 @@ void stride_forward(const Model* model, const Cache* cache, const Step* step, vo
   Forward(*model, *cache, *step, *static_cast<Workspace*>(workspace)).run();
 }
 
-// Any matrix times some rows of floats, which are a whole number of groups long.
+// Any matrix times some rows of floats, each a whole number of groups long.
 void stride_product(const Matrix* matrix, int64_t activations, int64_t threads, const float* x, int64_t rows, float* y) {
   const int64_t size = matrix->groups * kGroup;
   std::vector<int16_t> numbers(rows * size);
@@ -59,10 +59,10 @@ void stride_add_scores(const Matrix* matrix, const int64_t* outputs, int64_t cou
 void stride_top(const float* x, int64_t size, int64_t count, int64_t* places) { top(x, size, count, places); }
 
 void stride_grow(const Model* model, const Sequential* head, const Chain* chain, const Grown* to, void* workspace) {
-  Growth(*model, *head, *chain, *to, *static_cast<Workspace*>(workspace)).run();
+  TreeGrowth(*model, *head, *chain, *to, *static_cast<Workspace*>(workspace)).run();
 }
 
-// Copy slots to slots, in all layers. What is read may be written by a later one, never by an earlier one.
+// Copy slots to slots, in order and in all layers. A slot may be overwritten after it is read, never before.
 void stride_move(const Shape* shape, const Cache* cache, const int64_t* to, const int64_t* from, int64_t count) {
   const Heads heads{shape->layers, shape->key_heads, shape->heads / shape->key_heads, shape->head_size};
   for (int64_t layer = 0; layer < shape->layers; layer++)

@@ -1,7 +1,7 @@
-"""One forward pass over the packed rows of a step, through the kernels and a cache of our own.
+"""One forward pass over the packed rows of a step, through the C++ kernels and a KV cache of our own.
 
-A row's result is the same, to the bit, whatever the rows beside it: so verified decoding equals plain decoding with no
-near-ties to excuse.
+A row's result is the same, to the bit, whatever other rows the step has: so verified decoding equals plain decoding,
+even at near-ties.
 
 Shape letters: Q rows of a step, M mask rows, W wanted rows, C model width, V vocabulary.
 """
@@ -30,7 +30,7 @@ class NativeForward:
         self.weights = weights
         self.memory = NativeMemory(weights.shape, blocks_for(cache_tokens))
         self.cache = KVCache(cache_tokens, self.memory)
-        self.gate = None if weights.conversion is None else NativeGate(weights, weights.conversion)
+        self.gate = None if weights.adapter is None else NativeGate(weights, weights.adapter)
         self.width, self.layers = weights.shape.width, weights.shape.layers
         self.longest = int(weights.packed.notes["context_length"])
         self._logits = weights.model.head.panels * library().stride_lanes()
@@ -38,7 +38,7 @@ class NativeForward:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What its speed depends on."""
+        """Everything that its speed depends on."""
         processor, lanes = processor_entry("model name"), library().stride_lanes()
         return self.backend, processor, lanes, self.weights.shape.threads, self.weights.activations
 
@@ -52,13 +52,13 @@ class NativeForward:
         return np.zeros((rows, self.width), np.float32)
 
     def synchronize(self) -> None:
-        """A call returns when all is done."""
+        """Nothing to wait for: calls are synchronous."""
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
-        """The host takes part in every step."""
+        """None: the host takes part in every step."""
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
+        """Append the rows to the cache and return, per block, the outputs of its wanted rows."""
         for table, segment in zip(tables, rows.segments, strict=True):
             self.cache.append(table, segment.stop - segment.start)
         count, masks = len(rows.ids_Q), len(rows.mask_rows_M)
@@ -79,17 +79,17 @@ class NativeForward:
                 log_sums_W[scored],
             )
             for scored, wanted, segment in zip(
-                _one_behind_the_other(rows.scored_segments), rows.wanted_segments, rows.segments, strict=True
+                _without_gaps(rows.scored_segments), rows.wanted_segments, rows.segments, strict=True
             )
         ]
 
     def _run(
         self, rows: Rows, tables: list[Table], results: tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]
     ) -> list[int] | None:
-        """Fill the results; returns the order in which the kernels had the rows, if it is another than theirs here.
+        """Fill the results. Returns the order in which the kernels ran the rows; None if it is the given one.
 
-        Between two forwards of four milliseconds every array that is made shows: the many small numbers of a step are
-        put together as a list, and become one array.
+        A forward takes four milliseconds, so every array that is created in between shows: the many small numbers of a
+        step are collected in a list and become one array.
         """
         count, real = len(rows.ids_Q), len(rows.ids_Q) - len(rows.mask_rows_M)
         places = [place for each in rows.segments for place in range(each.stop - each.start)]
@@ -99,8 +99,8 @@ class NativeForward:
         embedded_MC = _NONE
         if real < count:
             assert self.gate is not None, "mask rows need an adapter"
-            embedded_MC = self.gate.embedded(rows.mask_depths_M)
-            # The kernels want the masks last, and do not mind where the others are.
+            embedded_MC = self.gate.embed(rows.mask_depths_M)
+            # The kernels want the masks last; the order of the other rows does not matter.
             is_mask = dict.fromkeys(rows.mask_rows_M.tolist())
             order = [*(row for row in range(count) if row not in is_mask), *is_mask]
             at = {row: place for place, row in enumerate(order)} | {-1: -1}
@@ -125,7 +125,7 @@ class NativeForward:
         return order
 
 
-def _one_behind_the_other(segments: tuple[slice, ...]) -> list[slice]:
+def _without_gaps(segments: tuple[slice, ...]) -> list[slice]:
     """The same lengths, without the gaps."""
     packed, start = [], 0
     for segment in segments:

@@ -6,7 +6,7 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 import numpy as np
 
 from stridelm.backends.native.library import Chain, Grown, Sequential, Workspace, library
-from stridelm.backends.native.packed import Packed
+from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Greed, GrownTree
 from stridelm.types import MASKS, DraftTree
@@ -15,28 +15,28 @@ READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.
 
 
 class NativeGate:
-    """What an adapter brings beside its low-rank parts, which the forward applies."""
+    """An adapter's mask embeddings and sequential head; the forward itself applies the low-rank parts."""
 
-    def __init__(self, weights: Weights, conversion: Packed) -> None:
+    def __init__(self, weights: Weights, adapter: Packed) -> None:
         self._weights, self._workspace = weights, Workspace()
-        notes = conversion.notes
+        notes = adapter.notes
         self.k = int(notes["masks"]) + 1
         self.state_size = int(notes["sequential_size"])
-        self._embedding_DC = conversion.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
+        self._embedding_DC = adapter.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
         if self.state_size:
-            matrices, bias = (conversion.matrix(name) for name in (READ, WRITE)), conversion.vector(READ_BIAS)
+            matrices, bias = (adapter.matrix(name) for name in (READ, WRITE)), adapter.vector(READ_BIAS)
             self._sequential = Sequential(*matrices, address(bias), self.state_size)
 
-    def embedded(self, depths_M: np.ndarray) -> np.ndarray:
-        """Of mask rows, by how many masks of their chain they see."""
+    def embed(self, depths_M: np.ndarray) -> np.ndarray:
+        """Embeddings of mask rows, by their depth in the chain (1 for the first)."""
         return np.ascontiguousarray(self._embedding_DC[np.minimum(depths_M, len(self._embedding_DC)) - 1])
 
     def start(self, chains: int) -> np.ndarray:
         return np.zeros((chains, self.state_size), np.float32)
 
     def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sequential head at one depth: what it adds to these masks' outputs, the tokens before them being known,
-        and its states."""
+        """The sequential head at one depth: what it adds to these masks' outputs, given the tokens `before` them, and
+        its new states."""
         assert 0 <= min(before) <= max(before) < self._weights.vocabulary, "no such token"
         hidden_XC, state_XS = (np.ascontiguousarray(each, np.float32) for each in (hidden_XC, state_XS))
         before_X = np.array(before, np.int64)
@@ -48,7 +48,7 @@ class NativeGate:
         return added_XC, next_XS
 
     def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:
-        """The logits (... x N) of these tokens once the sequential head has added something (... x C) to a mask's
+        """The logits (... x N) of these tokens after the sequential head has added `added` (... x C) to a mask's
         output."""
         assert 0 <= tokens_N.min() <= tokens_N.max() < self._weights.vocabulary, "no such token"
         tokens_N = np.ascontiguousarray(tokens_N, np.int64)
@@ -62,7 +62,7 @@ class NativeGate:
         return moved
 
     def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The so many likeliest tokens, in any order, and their logits."""
+        """The `count` likeliest tokens, in any order, and their logits."""
         places_N = np.empty(count, np.int64)
         library().stride_top(address(logits_V), len(logits_V), count, address(places_N))
         return places_N, logits_V[places_N]
@@ -70,7 +70,7 @@ class NativeGate:
     def grow(
         self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed
     ) -> GrownTree | None:
-        """A greedy tree in one call of the kernels. None without a sequential head."""
+        """A greedy tree in one call of the kernels; None if there is no sequential head."""
         if not self.state_size:
             return None
         depth = len(hidden_DC)

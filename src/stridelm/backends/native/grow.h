@@ -1,5 +1,5 @@
-// A greedy tree of drafts from one chain of masks, in one call: what draft/grow.py does depth by depth, without the time
-// that its many small arrays take there.
+// A greedy tree of drafts from one chain of masks, in one call: the same as draft/grow.py does depth by depth, without
+// the cost of its many small arrays.
 #pragma once
 
 #include <algorithm>
@@ -9,16 +9,16 @@
 #include <numeric>
 #include <vector>
 
-#include "choices.h"
+#include "candidates.h"
 #include "model.h"
 #include "sequential.h"
 #include "workspace.h"
 
 namespace stride {
 
-class Growth {
+class TreeGrowth {
  public:
-  Growth(const Model& model, const Sequential& head, const Chain& chain, const Grown& to, Workspace& work)
+  TreeGrowth(const Model& model, const Sequential& head, const Chain& chain, const Grown& to, Workspace& work)
       : model_(model), head_(head), chain_(chain), to_(to), work_(work), padded_(model.head.groups * kGroup) {}
 
   void run() {
@@ -31,7 +31,7 @@ class Growth {
   // A node, or the text itself (-1), that gets children.
   struct Bud {
     int64_t node, token;
-    double path;         // how likely it and all its ancestors are to stand
+    double path;         // the probability that it and all its ancestors are accepted
     const float* state;  // the sequential head's, before it has read the token
   };
 
@@ -55,13 +55,13 @@ class Growth {
       to_.bud_nodes[(*to_.buds)++] = buds[row].node;
       branch(buds[row], scores_.data() + row * chain_.candidates, next + row * head_.size, children);
     }
-    // The likeliest go on.
+    // The likeliest nodes get children at the next depth.
     std::stable_sort(children.begin(), children.end(), [](const Bud& a, const Bud& b) { return a.path > b.path; });
     if (static_cast<int64_t>(children.size()) > chain_.branches) children.resize(chain_.branches);
     return children;
   }
 
-  // The sequential head reads every bud's token: what it adds to the mask's output, and its next states.
+  // The sequential head reads every bud's token: computes what it adds to the mask's output, and its next states.
   const float* read(int64_t level, const std::vector<Bud>& buds) {
     const int64_t rows = static_cast<int64_t>(buds.size()), width = model_.shape.width;
     outputs_.resize(rows * width), added_.resize(rows * width), states_.resize(rows * head_.size), before_.resize(rows);

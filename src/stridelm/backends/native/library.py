@@ -1,4 +1,5 @@
-"""The C interface of the kernels (forward.cpp), for this machine, by ctypes."""
+"""The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
+of model.h, attention.h and products.h."""
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
@@ -10,14 +11,14 @@ from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.common.processor import processor_entry
 
 _NEEDED = {"avx2", "fma", "f16c"}
-# Contraction off: where a product and a sum are rounded once, the source says so, and every tile does the same.
+# Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
 SOURCE = Path(__file__).with_name("forward.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
 LINK_FLAGS = ("-pthread",)
 
 
 class Matrix(ctypes.Structure):
-    """Weights in panels; products.h says how."""
+    """Weights in panels, as products.h describes them."""
 
     _fields_ = (("weights", c_void_p), ("panels", c_int64), ("groups", c_int64), ("kind", c_int64))
 
@@ -98,7 +99,7 @@ class Step(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The compiled kernels. Raises CannotCompile where they cannot be had."""
+    """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
     missing = _NEEDED - set(processor_entry("flags").split())
     if missing:
         raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
@@ -127,7 +128,7 @@ def bind(made: Path) -> Any:
 
 
 class Workspace:
-    """What the kernels keep between steps. For one step at a time."""
+    """Memory that the kernels keep between steps. May be used by one step at a time."""
 
     def __init__(self) -> None:
         self._free = library().stride_free_workspace

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.library import library
-from stridelm.backends.native.packed import Packed, file_identity, packed_folder, read_or_pack
-from stridelm.backends.native.source import Source, find_source
+from stridelm.backends.native.model_source import Source, find_source
+from stridelm.backends.native.packed_file import Packed, file_identity, packed_folder, read_or_pack
 from stridelm.backends.native.weights import make_weights
 from stridelm.models.preview import adapter_folder
 from stridelm.models.target import LoadedModel, Target
@@ -40,21 +40,21 @@ class NativeTarget(Target):
 
     @property
     def drift(self) -> dict[str, float]:
-        """From float32, as `native/drift.py` has measured it."""
+        """Differences from float32, as measured by `native/drift.py`."""
         return self.packed.notes["drift"][self.activations]
 
 
 def load_model(choice: ModelChoice) -> LoadedModel:
-    """The model and its adapter. Raises DoesNotFit for a model that the kernels do not do, CannotCompile where there
-    are none."""
+    """The model and its adapter. Raises DoesNotFit for a model that the kernels do not support, and CannotCompile if
+    there are no kernels for this machine."""
     model, settings = choice.model, choice.settings
     lanes = int(library().stride_lanes())
     source = find_source(model, settings)
     packed, where = _packed(source, lanes)
     given = adapter_folder(model, choice.adapter)
-    conversion = packed if packed.notes["masks"] else None
+    packed_adapter = packed if packed.notes["masks"] else None
     if given is not None:
-        conversion = _conversion(given, model, packed, lanes)
+        packed_adapter = _packed_adapter(given, model, packed, lanes)
     target = NativeTarget(
         name=model,
         tokenizer=Tokenizer.from_folder(where),
@@ -65,7 +65,7 @@ def load_model(choice: ModelChoice) -> LoadedModel:
         packed=packed,
         activations=settings.activations,
     )
-    weights = make_weights(packed, conversion, settings.threads, settings.activations)
+    weights = make_weights(packed, packed_adapter, settings.threads, settings.activations)
     return LoadedModel(target, NativeForward(weights, settings.cache_tokens))
 
 
@@ -73,19 +73,19 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
     folder = packed_folder((*source.identity, lanes))
 
     def pack() -> None:
-        from stridelm.backends.native.pack import pack
+        from stridelm.backends.native.pack_model import pack
 
         pack(source, folder, lanes)
 
     return read_or_pack(folder, lanes, pack), folder
 
 
-def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
+def _packed_adapter(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
     """The packed form of an adapter."""
     packed_to = packed_folder((packed.notes["fingerprint"], *_identity(folder), lanes))
 
     def pack() -> None:
-        from stridelm.backends.native.conversion import pack_adapter
+        from stridelm.backends.native.pack_adapter import pack_adapter
         from stridelm.models.adapter import check_base, load_adapter
 
         adapter = load_adapter(folder)
@@ -96,9 +96,9 @@ def _conversion(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:
 
 
 def _identity(folder: Path) -> tuple[object, ...]:
-    """Of an adapter's files: the settings by content, the weights by size and time."""
+    """Identifies an adapter's files: the settings by content, the weights by size and time."""
     try:
         content = hashlib.sha256((folder / "adapter.json").read_bytes()).hexdigest()
     except OSError:
-        return (str(folder),)  # loading it will tell what is wrong
+        return (str(folder),)  # loading it will report what is wrong
     return str(folder.resolve()), content, *map(file_identity, sorted(folder.glob("*.safetensors")))

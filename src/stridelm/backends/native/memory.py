@@ -1,4 +1,4 @@
-"""Keys and values of the native backend; attention.h says in which order they lie."""
+"""Keys and values of the native backend; attention.h describes their order in memory."""
 
 import mmap
 
@@ -12,13 +12,13 @@ assert BLOCK_SIZE == 16, "attention.h has the same"
 
 
 class NativeMemory:
-    """Room for so many blocks, in all layers. Pages are taken when something is written to them."""
+    """Room for `blocks` blocks, in all layers. The system allocates pages when they are first written to."""
 
     def __init__(self, shape: Shape, blocks: int) -> None:
         self._shape = shape
         values = shape.layers * shape.key_heads * blocks * BLOCK_SIZE * shape.head_size
         try:
-            # Not numpy's own memory: that comes in pages of 2 MB, of which every head of every layer would take one.
+            # Not numpy's own memory: that uses pages of 2 MB, and every head of every layer would take one.
             self._keys, self._values = (mmap.mmap(-1, 4 * values, mmap.MAP_PRIVATE) for _ in range(2))
         except (OSError, OverflowError, ValueError) as error:
             raise InputError(
@@ -29,6 +29,6 @@ class NativeMemory:
         self.cache = Cache(*starts, blocks)
 
     def move(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Copy slots to slots; a slot that is read is not written before."""
+        """Copy slots to slots, in order; no slot may be written before it is read."""
         target, source = (np.ascontiguousarray(slots, dtype=np.int64) for slots in (target, source))
         library().stride_move(self._shape, self.cache, target.ctypes.data, source.ctypes.data, len(target))

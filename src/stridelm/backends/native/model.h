@@ -1,4 +1,4 @@
-// What comes in through the C interface: the shapes, matrices and rows of a step (native/library.py has the same).
+// The structs of the C interface: shapes, matrices and the rows of a step (native/library.py mirrors them).
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct Shape {
 struct Layer {
   Matrix query_key_value, attention_output, gate_up, down;
   const float *attention_norm, *mlp_norm;
-  const float *bias, *query_norm, *key_norm;  // null where the family has none
+  const float *bias, *query_norm, *key_norm;  // null if the family has none
 };
 
-// A low-rank part for mask rows: `down` of all parts that read the same input is one matrix, `up` one per part, whose
-// panels are added to every `step`-th panel of the product from `first` on.
+// Low-rank parts for mask rows. `down` of all parts that read the same input is one matrix. `up` is one matrix per
+// part; its panels are added to every `step`-th panel of the product, starting at `first`.
 struct Part {
   Matrix up;
   int64_t first, step;
@@ -37,25 +37,26 @@ struct Adapter {
 struct Model {
   Shape shape;
   const Layer* layers;
-  const Adapter* adapters;  // per layer; null where there is none
+  const Adapter* adapters;  // per layer; null without an adapter
   Matrix embedding, head;
   int64_t vocabulary;
   const float* last_norm;
-  const float* frequencies;  // of the rotary positions: head_size / 2
+  const float* frequencies;  // of rotary positions: head_size / 2
 };
 
-// The recurrent cell that reads, at one depth of a chain, what a mask said and the token before it: what to add to the
-// mask's output, and the next state. `read` takes both, each of mean square one, and the state, side by side.
+// The sequential head: a recurrent cell that reads, at one depth of a chain, a mask's output and the token before it,
+// and computes what to add to the mask's output, and the next state. The input of `read` is both, each scaled to a mean
+// square of one, and the state, concatenated.
 struct Sequential {
   Matrix read, write;
   const float* bias;
   int64_t size;
 };
 
-// What masks say of the places behind a text, and how a tree is grown from it.
+// What the masks of one chain predict, and how a tree is grown from it.
 struct Chain {
   int64_t depth, candidates, branches, vocabulary, logits_stride, before;  // before: the text's last token
-  double floor;          // nodes less likely to stand than this are left out
+  double floor;          // nodes less likely to be accepted than this are left out
   const float* outputs;  // depth x width
   const float* logits;
   const float* state;  // the sequential head's
@@ -63,34 +64,34 @@ struct Chain {
   const int64_t* biased;
   const float* biases;
   int64_t end_count;
-  const int64_t* ends;  // nothing grows behind these tokens
+  const int64_t* ends;  // nodes with these tokens get no children
 };
 
-// The tree. A bud is a node that was read, or -1, the text itself.
+// The resulting tree. A bud is a node that the sequential head has read, or -1, the text itself.
 struct Grown {
-  int64_t* nodes;  // how many
+  int64_t* nodes;  // number of nodes
   int64_t* buds;
   int64_t* tokens;
   int64_t* parents;
   double* scores;
   int64_t* bud_nodes;
-  float* states;  // per bud, the sequential head's once it has read it
+  float* states;  // per bud, the sequential head's state after reading it
 };
 
 struct Step {
   int64_t rows, real, sequences, wanted, scored, reads;
   const int64_t* ids;         // per real row
   const float* masks;         // embeddings of the rows from `real` on
-  const int32_t* positions;   // per row, as all that follow
-  const int32_t* sequence;    // which of the sequences it belongs to
-  const int32_t* place;       // its number among that sequence's rows of the step
+  const int32_t* positions;   // per row, as the next three
+  const int32_t* sequence;    // the sequence that it belongs to
+  const int32_t* place;       // its index among that sequence's rows of the step
   const int32_t* parent;      // a row of the step, or -1
-  const int32_t* starts;      // per sequence, how many tokens are in the cache
-  const int32_t* blocks;      // the sequences' blocks, one table behind the other
+  const int32_t* starts;      // per sequence, the number of tokens in the cache
+  const int32_t* blocks;      // the sequences' block tables, concatenated
   const int32_t* tables;      // per sequence, where its table starts
   const int32_t* wanted_rows;
-  const int32_t* scored_rows; // among the wanted
-  const int32_t* read_layers; // whose inputs are to be noted; their number stands for the output head's
+  const int32_t* scored_rows; // indices into the wanted rows
+  const int32_t* read_layers; // layers whose inputs are wanted; the number of layers stands for the output head
   float* logits;              // scored x head.panels x lanes
   float* log_sums;            // per scored row, the logarithm of the sum of all e^logit
   float* hidden;              // wanted x width, or null

@@ -1,4 +1,4 @@
-// The sequential head at one depth of some chains: see `Sequential`.
+// The sequential head at one depth of some chains: see `Sequential` in model.h.
 #pragma once
 
 #include <algorithm>
@@ -22,24 +22,24 @@ class SequentialStep {
   void run(int64_t rows, const float* outputs, const int64_t* before, const float* states, float* added, float* next) {
     const int64_t most = std::max({inputs_, head_.read.outputs(), padded(head_.size), head_.write.outputs()});
     ensure(work_.input, rows * most);
-    ensure(work_.made, rows * most);
+    ensure(work_.products, rows * most);
     ensure(work_.numbers, rows * most);
     ensure(work_.scales, rows * most / kGroup);
     ensure(work_.sums, rows * most / kGroup);
     Team::instance().run(static_cast<int>(model_.shape.threads), [&](int thread, int threads) {
       for (int64_t row = thread; row < rows; row += threads)
-        enter(row, outputs + row * width_, before[row], states + row * head_.size);
+        write_input(row, outputs + row * width_, before[row], states + row * head_.size);
       multiply_by(head_.read, rows, thread, threads);
       for (int64_t row = thread; row < rows; row += threads)
-        go_on(row, states + row * head_.size, next + row * head_.size);
+        update_state(row, states + row * head_.size, next + row * head_.size);
       multiply_by(head_.write, rows, thread, threads);
       for (int64_t row = thread; row < rows; row += threads)
-        std::memcpy(added + row * width_, work_.made.data() + row * head_.write.outputs(), width_ * sizeof(float));
+        std::memcpy(added + row * width_, work_.products.data() + row * head_.write.outputs(), width_ * sizeof(float));
     });
   }
 
  private:
-  // Of mean square one.
+  // Scale to a mean square of one.
   static void unit(const float* x, int64_t size, float* to) {
     float sum = 0;
     for (int64_t i = 0; i < size; i++) sum += x[i] * x[i];
@@ -47,9 +47,9 @@ class SequentialStep {
     for (int64_t i = 0; i < size; i++) to[i] = x[i] * scale;
   }
 
-  void enter(int64_t row, const float* output, int64_t before, const float* state) {
+  void write_input(int64_t row, const float* output, int64_t before, const float* state) {
     float* x = work_.input.data() + row * inputs_;
-    float* token = work_.made.data() + row * padded(width_);
+    float* token = work_.products.data() + row * padded(width_);
     unpack_output(model_.embedding, before, token);
     unit(output, width_, x);
     unit(token, width_, x + width_);
@@ -59,8 +59,8 @@ class SequentialStep {
   }
 
   // state += sigmoid(gate) (tanh(candidate) - state)
-  void go_on(int64_t row, const float* state, float* next) {
-    const float* gate = work_.made.data() + row * head_.read.outputs();
+  void update_state(int64_t row, const float* state, float* next) {
+    const float* gate = work_.products.data() + row * head_.read.outputs();
     const float* candidate = gate + head_.size;
     float* x = work_.input.data() + row * padded(head_.size);
     for (int64_t i = 0; i < head_.size; i++) {
@@ -76,7 +76,7 @@ class SequentialStep {
     Team::instance().barrier.wait(threads);
     const Share share(matrix.panels, 1, thread, threads);
     product(matrix, Activations::kInt16, share.first, share.last, work_.quantised(matrix.groups * kGroup), 0, rows,
-            work_.made.data(), matrix.outputs());
+            work_.products.data(), matrix.outputs());
     Team::instance().barrier.wait(threads);
   }
 

@@ -1,8 +1,8 @@
-// Threads that do one thing together, again and again.
+// A team of threads that run the same work together.
 //
-// A forward is one `run`, inside which the threads meet at a barrier some two hundred times: they wait for each other by
-// looking, since that takes less than a microsecond. Who has looked in vain for long yields, so that another process
-// on the same core gets on; who has had nothing to do for some milliseconds sleeps.
+// A forward is one `run`, in which the threads meet at a barrier about two hundred times. They spin while they wait,
+// since that takes less than a microsecond. A thread that has spun for long yields, so that another process can use
+// its core; a thread without work for some milliseconds sleeps.
 #pragma once
 
 #include <immintrin.h>
@@ -20,7 +20,7 @@
 
 namespace stride {
 
-constexpr int kLooks = 2000;  // about 30 microseconds, then the core is offered to others
+constexpr int kSpins = 2000;  // about 30 microseconds, then yield
 
 class Barrier {
  public:
@@ -32,9 +32,9 @@ class Barrier {
       round_.store(round + 1, std::memory_order_release);
       return;
     }
-    for (int looks = 0; round_.load(std::memory_order_acquire) == round; looks++) {
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
       _mm_pause();
-      if (looks >= kLooks) sched_yield();
+      if (spins >= kSpins) sched_yield();
     }
   }
 
@@ -45,20 +45,20 @@ class Barrier {
 
 class Team {
  public:
-  // One for the process: two teams would take the cores from each other.
+  // One per process: two teams would compete for the cores.
   static Team& instance() {
     static Team* team = [] {
-      // A forked process has none of the threads: it starts its own.
+      // A forked process has none of these threads: it starts its own.
       pthread_atfork(nullptr, nullptr, [] { new (&instance()) Team; });
-      return new Team;  // never destroyed: its threads sleep when the process ends
+      return new Team;  // never destroyed: its threads may still sleep when the process ends
     }();
     return *team;
   }
 
-  // work(thread, threads) on so many threads, of which the caller's is the first. One run at a time.
+  // Call work(thread, threads) on `threads` threads, the caller's being the first. One run at a time.
   template <class Work>
   void run(int threads, Work work) {
-    std::lock_guard<std::mutex> turn(turn_);
+    std::lock_guard<std::mutex> one_run(run_);
     if (threads <= 1) {
       work(0, 1);
       return;
@@ -72,16 +72,16 @@ class Team {
     }
     if (sleeping_.load(std::memory_order_acquire) > 0) wake_.notify_all();
     work_(0);
-    for (int looks = 0; done_.load(std::memory_order_acquire) < threads - 1; looks++) {
+    for (int spins = 0; done_.load(std::memory_order_acquire) < threads - 1; spins++) {
       _mm_pause();
-      if (looks >= kLooks) sched_yield();
+      if (spins >= kSpins) sched_yield();
     }
   }
 
   Barrier barrier;
 
  private:
-  static constexpr int kIdleLooks = 20000;  // under a millisecond; then, with the core offered to others, some more
+  static constexpr int kIdleSpins = 20000;  // under a millisecond, then yield kIdleYields times, then sleep
   static constexpr int kIdleYields = 2000;
 
   void grow(int helpers) {
@@ -103,13 +103,13 @@ class Team {
   }
 
   uint64_t next(uint64_t seen) {
-    for (int looks = 0;; looks++) {
+    for (int spins = 0;; spins++) {
       const uint64_t job = job_.load(std::memory_order_acquire);
       if (job != seen) return job;
       _mm_pause();
-      if (looks < kIdleLooks) continue;
+      if (spins < kIdleSpins) continue;
       sched_yield();
-      if (looks < kIdleLooks + kIdleYields) continue;
+      if (spins < kIdleSpins + kIdleYields) continue;
       std::unique_lock<std::mutex> lock(sleep_);
       sleeping_.fetch_add(1, std::memory_order_acq_rel);
       wake_.wait(lock, [&] { return job_.load(std::memory_order_acquire) != seen; });
@@ -117,12 +117,12 @@ class Team {
     }
   }
 
-  std::mutex turn_, sleep_;
+  std::mutex run_, sleep_;
   std::condition_variable wake_;
   std::vector<std::thread> helpers_;
   std::function<void(int)> work_;
-  // The number of the job, and in the lowest bits on how many threads it runs: one word, so that nobody takes the one
-  // from this job and the other from the next.
+  // The job's number, and in the lowest bits the number of its threads: one word, so that a thread never reads the one
+  // of this job and the other of the next.
   static constexpr uint64_t kThreads = 0xffff;
   alignas(64) std::atomic<uint64_t> job_{0};
   alignas(64) std::atomic<int> done_{0};

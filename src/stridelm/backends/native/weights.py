@@ -1,4 +1,4 @@
-"""A packed model, and the adapter that goes with it, as the kernels take them."""
+"""A packed model and its adapter, as C structures that the kernels take."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stridelm.backends.native.library import Adapter, Layer, LowRank, Matrix, Model, Part, Shape, library
-from stridelm.backends.native.packed import Packed
+from stridelm.backends.native.packed_file import Packed
 
 ACTIVATIONS = {"int16": 16, "int8": 8}
 EMBEDDING, HEAD, LAST_NORM, FREQUENCIES = "embedding", "head", "last_norm", "frequencies"
@@ -17,13 +17,13 @@ _VECTORS = ("attention_norm", "mlp_norm", "bias", "query_norm", "key_norm")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Shared by all forwards over one model: nothing here changes."""
+    """Shared by all forwards of one model; never changes."""
 
     packed: Packed
-    conversion: Packed | None
+    adapter: Packed | None
     """The packed adapter."""
     model: Model
-    """Points into both."""
+    """The C structure; it points into both files."""
     activations: str
 
     @property
@@ -35,7 +35,7 @@ class Weights:
         return self.model.vocabulary
 
     def product(self, matrix: Matrix, x_XI: np.ndarray) -> np.ndarray:
-        """Any matrix times rows of 16-bit activations: X x the panels' outputs."""
+        """Any matrix times rows of 16-bit activations: X x the outputs of all panels."""
         rows, size = x_XI.shape
         filled = np.zeros((rows, matrix.groups * 32), np.float32)
         filled[:, :size] = x_XI
@@ -48,7 +48,7 @@ class Weights:
         return self.product(self.model.head, np.asarray(hidden_XC, np.float32))[:, : self.vocabulary]
 
 
-def make_weights(packed: Packed, conversion: Packed | None, threads: int, activations: str) -> Weights:
+def make_weights(packed: Packed, adapter: Packed | None, threads: int, activations: str) -> Weights:
     """`threads`: 0 for one per core that this process may use."""
     threads = threads or len(os.sched_getaffinity(0))
     notes = packed.notes["shape"]
@@ -56,8 +56,8 @@ def make_weights(packed: Packed, conversion: Packed | None, threads: int, activa
     shape = Shape(*sizes, threads, ACTIVATIONS[activations], notes["epsilon"])
     layers = (Layer * notes["layers"])(*(_layer(packed, number) for number in range(notes["layers"])))
     adapters = None
-    if conversion is not None:
-        adapters = (Adapter * notes["layers"])(*(_adapter(conversion, number) for number in range(notes["layers"])))
+    if adapter is not None:
+        adapters = (Adapter * notes["layers"])(*(_adapter(adapter, number) for number in range(notes["layers"])))
     model = Model(
         shape,
         layers,
@@ -68,7 +68,7 @@ def make_weights(packed: Packed, conversion: Packed | None, threads: int, activa
         packed.vector(LAST_NORM).ctypes.data,
         packed.vector(FREQUENCIES).ctypes.data,
     )
-    return Weights(packed, conversion, model, activations)
+    return Weights(packed, adapter, model, activations)
 
 
 def _layer(packed: Packed, number: int) -> Layer:
@@ -77,19 +77,19 @@ def _layer(packed: Packed, number: int) -> Layer:
     return Layer(*matrices, *(packed.vector(name).ctypes.data if packed.has(name) else None for name in vectors))
 
 
-def _adapter(conversion: Packed, number: int) -> Adapter:
-    return Adapter(*(_low_rank(conversion, f"{number}.{slot}") for slot in _SLOTS))
+def _adapter(adapter: Packed, number: int) -> Adapter:
+    return Adapter(*(_low_rank(adapter, f"{number}.{slot}") for slot in _SLOTS))
 
 
-def _low_rank(conversion: Packed, name: str) -> LowRank:
-    parts = conversion.notes["parts"].get(name, [])
+def _low_rank(adapter: Packed, name: str) -> LowRank:
+    parts = adapter.notes["parts"].get(name, [])
     if not parts:
         return LowRank()
-    made = [Part(conversion.matrix(f"{name}.up{place}"), *where) for place, where in enumerate(parts)]
-    return LowRank(conversion.matrix(f"{name}.low"), len(made), (Part * 3)(*made))
+    made = [Part(adapter.matrix(f"{name}.up{place}"), *where) for place, where in enumerate(parts)]
+    return LowRank(adapter.matrix(f"{name}.low"), len(made), (Part * 3)(*made))
 
 
 def address(array: np.ndarray) -> int:
-    """Of its first item, for the kernels: the array must be kept until they are done."""
+    """The address of an array's first item, for the kernels: the array must be kept until they are done."""
     assert array.flags.c_contiguous
-    return array.__array_interface__["data"][0]  # a third of the time that `ctypes.data` takes
+    return array.__array_interface__["data"][0]  # takes a third of the time of `ctypes.data`

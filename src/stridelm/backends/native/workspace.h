@@ -1,4 +1,4 @@
-// The memory of a step, which grows before a step that is larger than all before it and is kept.
+// The memory of a step: kept between steps, grown before a step that needs more.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr int64_t kAttentionRows = 4;
 
 inline int64_t padded(int64_t size) { return (size + kGroup - 1) / kGroup * kGroup; }
 
-// Some rows of one sequence, one behind the other, that attend together.
+// Consecutive rows of one sequence that attend together.
 struct RowRun {
   int64_t first, count;
 };
@@ -24,28 +24,27 @@ void ensure(std::vector<Number>& memory, int64_t size) {
   if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
 }
 
-// The memory of a step.
 struct Workspace {
-  std::vector<float> hidden, input, made, added, low, cosines, sines, scratch;
+  std::vector<float> hidden, input, products, added, low, cosines, sines, scratch;
   std::vector<int16_t> numbers, gated_numbers, mask_numbers, low_numbers;
   std::vector<float> scales, sums, gated_scales, gated_sums, mask_scales, mask_sums, low_scales, low_sums;
   std::vector<int32_t> tails;
   std::vector<int64_t> tail_starts;
-  std::vector<Sight> sights;
+  std::vector<VisibleKeys> visible;
   std::vector<RowRun> runs;
-  int64_t input_stride = 0, made_stride = 0, low_stride = 0, score_stride = 0, scratch_size = 0;
+  int64_t input_stride = 0, product_stride = 0, low_stride = 0, score_stride = 0, scratch_size = 0;
 
   void prepare(const Model& model, const Step& step) {
     const Shape& shape = model.shape;
     const int64_t rows = std::max(step.rows, step.wanted), masks = step.rows - step.real;
     input_stride = padded(std::max({shape.width, shape.heads * shape.head_size, shape.inner}));
     const Layer& layer = model.layers[0];
-    // Some more than is needed: rows a power of two apart would fall on the same lines of the first cache.
-    made_stride = std::max({layer.query_key_value.outputs(), layer.attention_output.outputs(), layer.gate_up.outputs(),
-                            layer.down.outputs()}) + 16;
+    // 16 more than needed: rows a power of two apart would map to the same lines of the L1 cache.
+    product_stride = std::max({layer.query_key_value.outputs(), layer.attention_output.outputs(),
+                               layer.gate_up.outputs(), layer.down.outputs()}) + 16;
     ensure(hidden, rows * shape.width);
     ensure(input, rows * input_stride);
-    ensure(made, rows * made_stride);
+    ensure(products, rows * product_stride);
     ensure(numbers, rows * input_stride);
     ensure(scales, rows * input_stride / kGroup);
     ensure(sums, rows * input_stride / kGroup);
@@ -53,14 +52,14 @@ struct Workspace {
     ensure(gated_scales, rows * padded(shape.inner) / kGroup);
     ensure(gated_sums, rows * padded(shape.inner) / kGroup);
     if (masks > 0) {
-      low_stride = 0;  // an adapter may leave out parts in some layers
+      low_stride = 0;  // the maximum over layers: an adapter may leave out parts in some of them
       for (int64_t number = 0; number < shape.layers; number++) {
         const Adapter& adapter = model.adapters[number];
         low_stride = std::max({low_stride, adapter.query_key_value.down.outputs(),
                                adapter.attention_output.down.outputs(), adapter.gate_up.down.outputs(),
                                adapter.down.down.outputs()});
       }
-      ensure(added, masks * made_stride);
+      ensure(added, masks * product_stride);
       ensure(mask_numbers, masks * input_stride);
       ensure(mask_scales, masks * input_stride / kGroup);
       ensure(mask_sums, masks * input_stride / kGroup);
@@ -74,22 +73,22 @@ struct Workspace {
     int64_t longest = 0;
     for (int64_t row = 0; row < step.rows; row++) longest = std::max<int64_t>(longest, step.positions[row] + 1);
     score_stride = padded(longest) + kGroup;
-    scratch_size = kMostQueries * shape.head_size + kAttentionRows * (shape.heads / shape.key_heads) * score_stride;
+    scratch_size = kMaxQueries * shape.head_size + kAttentionRows * (shape.heads / shape.key_heads) * score_stride;
     ensure(scratch, shape.threads * scratch_size);
-    sights.resize(step.rows);
+    visible.resize(step.rows);
     tail_starts.resize(step.rows);
   }
 
   Quantised quantised(int64_t size) { return {numbers.data(), scales.data(), sums.data(), padded(size) / kGroup}; }
-  // Apart, since a thread that gates does not wait for those that still read what was multiplied.
+  // Separate memory: a thread that gates does not wait for threads that still read the previous product's input.
   Quantised quantised_gated(int64_t size) {
     return {gated_numbers.data(), gated_scales.data(), gated_sums.data(), padded(size) / kGroup};
   }
-  // 8-bit rows do not do for the adapter's matrices: there, the masks have 16-bit ones beside them.
+  // The adapter's matrices need 16-bit rows: with 8-bit activations, mask rows are quantised a second time for them.
   Quantised quantised_masks(int64_t groups) {
     return {mask_numbers.data(), mask_scales.data(), mask_sums.data(), groups};
   }
-  // Every thread has its own: they are as quickly made as waited for.
+  // Every thread has its own: computing them takes no longer than waiting for another thread would.
   Quantised quantised_low(int thread, int64_t masks, int64_t rank) {
     const int64_t first = thread * masks * low_stride;
     return {low_numbers.data() + first, low_scales.data() + first / kGroup, low_sums.data() + first / kGroup,
@@ -97,13 +96,13 @@ struct Workspace {
   }
 };
 
-// Zeros behind the last value, up to a group. The weights there are next to nothing, but what an earlier product or step
-// has left would count in the group's scale.
-inline void fill_up(float* values, int64_t size) {
+// Zeros after the last value, up to a whole group. The weights there are zero or nearly so, but values left over from
+// an earlier product or step would count in the group's scale.
+inline void pad_with_zeros(float* values, int64_t size) {
   for (int64_t i = size; i < padded(size); i++) values[i] = 0;
 }
 
-// What part of so many things is this thread's, in whole units.
+// This thread's part of `count` items, in whole units.
 struct Share {
   int64_t first, last;
   Share(int64_t count, int64_t unit, int thread, int threads) {

@@ -1,23 +1,25 @@
-"""What a packed model is made from: a GGUF file whose blocks are kept as they are, or any weights, quantised here."""
+"""What a packed model is made from: a GGUF file whose blocks are kept as they are, or any weights, quantised here; and
+which models the kernels support."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stridelm.backends.native.packed import file_identity
+from stridelm.backends.native.packed_file import file_identity
 from stridelm.backends.native.rotary import KNOWN
 from stridelm.models import builtin
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
 BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
-"""The kinds of GGUF blocks that the kernels take without a change."""
+"""The kinds of GGUF blocks that the kernels take unchanged."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_HEADS_TOGETHER = 16
+_MAX_QUERIES = 16
+"""Maximum number of query heads per key head."""
 
 
 class DoesNotFit(InputError):
-    """The native backend cannot run this. The message says why, and goes behind "the native backend"."""
+    """The native backend cannot run this. The message says why and continues "the native backend ..."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,18 @@ class Source:
     path: Path
     """A GGUF file or a Hugging Face folder."""
     quantize: str | None
-    """q8 or q4; None where the file's own blocks are kept."""
+    """q8 or q4; None to keep the file's own blocks."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """All that what is packed depends on. Files are known by their size and time: reading them takes longer."""
+        """All that the packed content depends on. Files are identified by size and time: reading them would take too
+        long."""
         files = [self.path] if self.path.is_file() else sorted(self.path.glob("*"))
         return str(self.path.resolve()), self.quantize, *(file_identity(file) for file in files)
 
 
 def find_source(name: str, settings: LoadSettings) -> Source:
-    """Where a model's weights are. Raises DoesNotFit for those that have to be quantised first and may not be."""
+    """Where a model's weights are. Raises DoesNotFit if they would have to be quantised and that was not asked for."""
     path = Path(name)
     if name == builtin.NAME:
         folder = builtin.ensure_builtin()
@@ -59,13 +62,13 @@ def find_source(name: str, settings: LoadSettings) -> Source:
 
 
 def head_size(config: Any) -> int:
-    """Qwen2's configs, for one, may have no word of it."""
+    """The size of an attention head; some configs (Qwen2's) do not state it."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def check_fits(config: Any) -> None:
-    """Refuse what the kernels do not do. `config` is transformers'."""
-    if config.model_type not in FAMILIES:  # first: others' settings may have other names
+    """Raise DoesNotFit for what the kernels do not support. `config` is transformers'."""
+    if config.model_type not in FAMILIES:  # first: other families may name their settings differently
         raise DoesNotFit(f"runs models of the families {', '.join(FAMILIES)}, not {config.model_type}")
     size = head_size(config)
     rotary = config.rope_parameters or {}
@@ -75,7 +78,7 @@ def check_fits(config: Any) -> None:
     reasons = {
         f"has no {config.hidden_act} activation": config.hidden_act != "silu",
         f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
-        f"takes {_HEADS_TOGETHER} query heads per key head at most, not {per_key_head}": per_key_head > _HEADS_TOGETHER,
+        f"takes at most {_MAX_QUERIES} query heads per key head, not {per_key_head}": per_key_head > _MAX_QUERIES,
         f"does not do rotary positions of type {kind}": kind not in KNOWN or "rope_theta" not in rotary,
         "does not do biases there": config.model_type != "qwen2" and _has_bias(config),
         "takes one sliding window for all layers": len(windows) > 1,

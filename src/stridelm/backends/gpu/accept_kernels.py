@@ -1,35 +1,35 @@
-"""Triton kernels: what a step's logits decide, without the host.
+"""Triton kernels that verify the drafts of a step without the host.
 
-    settled      walk the tree from its root, draw at each node, follow the child that holds the draw
-    gathered     move the keys and values of the accepted rows together
+    accept_drafts   walk the tree from its root, draw at each node, follow the child that holds the draw
+    compact_cache   move the keys and values of the accepted rows together
 
-A place is one text. Its rows are the nodes of a tree, the pending token first, and a chain of masks off each of these.
+A place holds one text. Its rows are the nodes of a tree, the pending token first, and a chain of masks off each node.
 The rows of a step are the nodes of all places, then the masks.
 
 Shape letters: N nodes, T tiles of the vocabulary, E tokens that end a text.
 """
 
-# What a kernel is written in only looks like Python.
+# Triton's language only looks like Python.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, let_next_begin
+from stridelm.backends.gpu.dependent_launch import await_inputs, let_next_begin
 
 
 @triton.jit
-def settled(
+def accept_drafts(
     ids, parents, logits, best, best_tokens, exponentials, noisy, noisy_tokens, starts, begins, rooms, ends,
     ends_at, kept, results, counts,
     NODES: tl.constexpr, NODE_TILE: tl.constexpr, DRAWS: tl.constexpr, V: tl.constexpr,
     TILES: tl.constexpr, TILE_TILE: tl.constexpr, ENDS: tl.constexpr, SAMPLES: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One place: what is emitted, where its text stands then, and which row it ended at. `rooms` counts the tokens that
-    may still be written; a place without any is left as it is. Where some place SAMPLES, draws are the best of the
-    noisy scores. `results`, for the host: how many tokens, the tokens, the bits of how sure the model was, and the
-    drafts."""
+    """One place: the emitted tokens, the new length of its text, and the row at which the walk ended. `rooms` counts
+    the tokens that may still be written; a place with none left stays as it is. If any place SAMPLES, a draw is the
+    best of the noisy scores. `results`, for the host: the number of tokens, the tokens, their confidences (as float
+    bits), and the drafts."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     place = tl.program_id(0)
@@ -59,7 +59,7 @@ def settled(
                 sure *= tl.exp(tl.load(logits + row.to(tl.int64) * V + token) - top)
             else:
                 token = tl.load(best_tokens + row * TILES + tile)
-            token = tl.minimum(token, V - 1)  # what is not finite has no best
+            token = tl.minimum(token, V - 1)  # logits that are not finite have no best token
             tl.store(own + 1 + draw, token)
             tl.store(own + 1 + DRAWS + draw, sure.to(tl.int32, bitcast=True))
             tl.store(kept + place * DRAWS + draw, node)
@@ -74,19 +74,19 @@ def settled(
     tl.store(begins + place, tl.load(starts + place))
     tl.store(own, count)
     if count > 0:
-        # Also of an answer that has ended: its rows are run on until the host takes notice, behind what it keeps.
+        # Also for an answer that has ended: its rows keep running, behind the kept tokens, until the host notices.
         tl.store(starts + place, tl.load(starts + place) + count)
         tl.store(ids + place * NODES, token)
         tl.store(rooms + place, tl.where(room > 0, room - count, 0))
 
 
 @triton.jit
-def gathered(
+def compact_cache(
     memory, kept, counts, begins, tables, stride,
     DRAWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One layer's keys or values of one place. Rows move towards the start, in order, so none is lost."""
+    """One layer's keys or values of one place. Rows move towards the start, in order, so none is overwritten early."""
     let_next_begin(AHEAD)
     await_inputs(AHEAD)
     part, place = tl.program_id(0), tl.program_id(1)

@@ -1,5 +1,5 @@
-"""Source to packed, once: everything that takes torch, transformers and seconds happens here, so that no later start
-needs any of them."""
+"""Packs a model once: everything that needs torch, transformers and seconds of time happens here, so that later starts
+need none of them."""
 
 import json
 import sys
@@ -11,10 +11,18 @@ import numpy as np
 import torch
 
 from stridelm.backends.native.drift import TEXT, measure_drift
-from stridelm.backends.native.groups import EIGHT, FOUR, Groups, from_blocks, in_turn, joined, quantised
-from stridelm.backends.native.packed import Writer, write
+from stridelm.backends.native.model_source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
+from stridelm.backends.native.packed_file import Writer, write
+from stridelm.backends.native.quantised_matrix import (
+    EIGHT,
+    FOUR,
+    QuantisedMatrix,
+    concatenate,
+    from_blocks,
+    interleave_panels,
+    quantise,
+)
 from stridelm.backends.native.rotary import frequencies
-from stridelm.backends.native.source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
 from stridelm.backends.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
 from stridelm.models.find import read_folder
 from stridelm.models.fingerprint import fingerprint
@@ -24,13 +32,14 @@ from stridelm.models.stored import StoredModel
 from stridelm.models.support import check_config
 from stridelm.models.tokenizer import Tokenizer
 
-Read = Callable[[str], Groups]
-_OF_CLASSES = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token", "add_prefix_space", "backend")
-"""What tokenizer_config.json tells transformers' classes, and tokenizer.json as they have made it holds already."""
+Read = Callable[[str], QuantisedMatrix]
+_CLASS_SETTINGS = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token", "add_prefix_space", "backend")
+"""Entries of tokenizer_config.json that configure transformers' classes: their effect is part of the saved
+tokenizer.json already."""
 
 
 def pack(source: Source, folder: Path, lanes: int) -> None:
-    """Raises DoesNotFit, before anything is written."""
+    """Pack a model into a folder. Raises DoesNotFit before anything is written."""
     stored = _read(source)
     config, weights, tokenizer, eos_ids = stored.config, stored.weights, stored.tokenizer, stored.eos_ids
     check_config(config)
@@ -58,20 +67,20 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """As transformers has it in memory: its classes put parts of their own in the place of those in the file."""
+    """Save the tokenizer as transformers has it in memory: its classes may replace parts of the file by their own."""
     if not getattr(tokenizer, "is_fast", False):
         raise DoesNotFit("needs a tokenizer.json")
     tokenizer.save_pretrained(folder)
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
     file = folder / "tokenizer_config.json"
-    kept = {name: value for name, value in json.loads(file.read_text()).items() if name not in _OF_CLASSES}
+    kept = {name: value for name, value in json.loads(file.read_text()).items() if name not in _CLASS_SETTINGS}
     file.write_text(json.dumps({**kept, "tokenizer_class": "PreTrainedTokenizerFast"}))
     if Tokenizer.from_folder(folder).encode(TEXT) != tokenizer.encode(TEXT):
         raise DoesNotFit("cannot do without transformers' tokenizer here, which does more than its file says")
 
 
 def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> dict:
-    """A model that stands alone after its conversion is packed with what an adapter would bring it."""
+    """A converted model without an adapter is packed with its own mask embeddings."""
     found = own_masks(name, config, tokenizer)
     if found is None:
         return {"masks": 0}
@@ -98,16 +107,16 @@ def _shape(config: Any) -> dict[str, Any]:
 
 
 def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Read:
-    """How a matrix is had in groups."""
+    """How a matrix is read: quantised here, or from the file's own blocks."""
     if source.quantize:
         kind = EIGHT if source.quantize == "q8" else FOUR
 
-        def quantise(name: str) -> Groups:
+        def read_quantised(name: str) -> QuantisedMatrix:
             # The embedding and the output head stay in 8 bits: as in GGUF files, 4 bits show there first.
             edge = name.startswith(("model.embed_tokens", "lm_head"))
-            return quantised(weights[name].float().numpy(), EIGHT if edge else kind)
+            return quantise(weights[name].float().numpy(), EIGHT if edge else kind)
 
-        return quantise
+        return read_quantised
     blocks = read_blocks(source.path, config)
     other = sorted({kind for kind, _ in blocks.values()} - set(BLOCKS))
     if other:
@@ -122,16 +131,16 @@ def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor]
     for number in range(config.num_hidden_layers):
         of = f"model.layers.{number}"
 
-        def matrix(name: str, of: str = of) -> Groups:
+        def matrix(name: str, of: str = of) -> QuantisedMatrix:
             return read(f"{of}.{name}.weight")
 
         def vector(name: str, to: str, of: str = of, number: int = number) -> None:
             if f"{of}.{name}" in weights:
                 writer.vector(f"{number}.{to}", weights[f"{of}.{name}"].float().numpy())
 
-        writer.matrix(f"{number}.query_key_value", _joined([matrix(f"self_attn.{each}_proj") for each in "qkv"]))
+        writer.matrix(f"{number}.query_key_value", _concatenate([matrix(f"self_attn.{each}_proj") for each in "qkv"]))
         writer.matrix(f"{number}.attention_output", matrix("self_attn.o_proj"))
-        writer.matrix(f"{number}.gate_up", _in_turn(matrix("mlp.gate_proj"), matrix("mlp.up_proj"), writer.lanes))
+        writer.matrix(f"{number}.gate_up", _interleave(matrix("mlp.gate_proj"), matrix("mlp.up_proj"), writer.lanes))
         writer.matrix(f"{number}.down", matrix("mlp.down_proj"))
         vector("input_layernorm.weight", "attention_norm")
         vector("post_attention_layernorm.weight", "mlp_norm")
@@ -148,13 +157,13 @@ def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor]
     writer.vector(FREQUENCIES, frequencies(head_size(config), config.rope_parameters))
 
 
-def _joined(parts: list[Groups]) -> Groups:
-    """Parts of one product."""
+def _concatenate(parts: list[QuantisedMatrix]) -> QuantisedMatrix:
+    """Parts of one product as one matrix."""
     if len({part.kind for part in parts}) > 1:
         raise DoesNotFit("takes query, key and value, or gate and up, of one kind of blocks: give --quantize q8")
-    return joined(parts)
+    return concatenate(parts)
 
 
-def _in_turn(gate: Groups, up: Groups, lanes: int) -> Groups:
-    _joined([gate.rows(slice(1)), up.rows(slice(1))])
-    return in_turn(gate, up, lanes)
+def _interleave(gate: QuantisedMatrix, up: QuantisedMatrix, lanes: int) -> QuantisedMatrix:
+    _concatenate([gate.rows(slice(1)), up.rows(slice(1))])
+    return interleave_panels(gate, up, lanes)

@@ -1,5 +1,5 @@
 """Weights in groups of 32 inputs that share a scale: from GGUF blocks as they are, or quantised here; and their packing
-for the kernels, whose order native/products.h describes.
+for the kernels (products.h describes the order).
 
 Shape letters: O outputs, G groups of 32 inputs, P panels, L outputs of a panel.
 """
@@ -10,11 +10,11 @@ import numpy as np
 
 GROUP = 32
 FOUR, EIGHT = 4, 8
-_LARGEST_HALF = 65504.0
+_MAX_HALF = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class QuantisedMatrix:
     """A matrix of outputs x inputs. A weight is `scale * number + minimum`."""
 
     numbers_OGX: np.ndarray
@@ -22,7 +22,7 @@ class Groups:
     scales_OG: np.ndarray
     """Half precision, as GGUF files have them."""
     minima_OG: np.ndarray | None
-    """Of 4-bit groups; half precision."""
+    """Only of 4-bit groups; half precision."""
 
     @property
     def kind(self) -> int:
@@ -32,12 +32,12 @@ class Groups:
     def outputs(self) -> int:
         return self.numbers_OGX.shape[0]
 
-    def rows(self, chosen: slice | np.ndarray) -> "Groups":
-        """Some of the outputs, in the order that is given."""
+    def rows(self, chosen: slice | np.ndarray) -> "QuantisedMatrix":
+        """Some of the outputs, in the given order."""
         minima = None if self.minima_OG is None else self.minima_OG[chosen]
-        return Groups(self.numbers_OGX[chosen], self.scales_OG[chosen], minima)
+        return QuantisedMatrix(self.numbers_OGX[chosen], self.scales_OG[chosen], minima)
 
-    def floats(self) -> np.ndarray:
+    def dequantise(self) -> np.ndarray:
         """O x inputs, in float32."""
         values = self.numbers_OGX.astype(np.float32) * self.scales_OG.astype(np.float32)[..., None]
         if self.minima_OG is not None:
@@ -45,77 +45,78 @@ class Groups:
         return values.reshape(len(values), -1)
 
 
-def from_blocks(kind: str, blocks: np.ndarray, inputs: int) -> Groups:
-    """A GGUF tensor of one of the kinds Q4_0, Q4_1 and Q8_0, its rows as bytes."""
+def from_blocks(kind: str, blocks: np.ndarray, inputs: int) -> QuantisedMatrix:
+    """From a GGUF tensor of kind Q4_0, Q4_1 or Q8_0. `blocks`: its rows as bytes."""
     size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
     bytes_OGB = blocks.reshape(blocks.shape[0], inputs // GROUP, size)
     scales_OG = bytes_OGB[..., :2].copy().view(np.float16)[..., 0]
     if kind == "Q8_0":
-        return Groups(bytes_OGB[..., 2:].view(np.int8), scales_OG, None)
+        return QuantisedMatrix(bytes_OGB[..., 2:].view(np.int8), scales_OG, None)
     first = 4 if kind == "Q4_1" else 2
     nibbles = bytes_OGB[..., first:]
     numbers = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
     if kind == "Q4_1":
-        return Groups(numbers, scales_OG, bytes_OGB[..., 2:4].copy().view(np.float16)[..., 0])
-    return Groups(numbers, scales_OG, scales_OG * np.float16(-8))  # eight times a scale: exact in half precision
+        return QuantisedMatrix(numbers, scales_OG, bytes_OGB[..., 2:4].copy().view(np.float16)[..., 0])
+    # Eight times a scale is exact in half precision.
+    return QuantisedMatrix(numbers, scales_OG, scales_OG * np.float16(-8))
 
 
-def quantised(weight_OI: np.ndarray, kind: int) -> Groups:
-    """The nearest groups to a float32 matrix, inputs filled up with zeros to whole groups."""
+def quantise(weight_OI: np.ndarray, kind: int) -> QuantisedMatrix:
+    """Round a float32 matrix to the nearest groups; inputs are padded with zeros to whole groups."""
     outputs, inputs = weight_OI.shape
     filled = np.zeros((outputs, -(-inputs // GROUP) * GROUP), np.float32)
     filled[:, :inputs] = weight_OI
     weight_OGX = filled.reshape(outputs, -1, GROUP)
     if kind == EIGHT:
         scales_OG = _half(np.abs(weight_OGX).max(axis=-1) / 127)
-        numbers = _divided(weight_OGX, scales_OG).clip(-127, 127)
-        return Groups(numbers.astype(np.int8), scales_OG, None)
+        numbers = _divide(weight_OGX, scales_OG).clip(-127, 127)
+        return QuantisedMatrix(numbers.astype(np.int8), scales_OG, None)
     low_OG, high_OG = weight_OGX.min(axis=-1), weight_OGX.max(axis=-1)
     minima_OG, scales_OG = _half(low_OG), _half((high_OG - low_OG) / 15)
-    numbers = _divided(weight_OGX - minima_OG.astype(np.float32)[..., None], scales_OG).clip(0, 15)
-    return Groups(numbers.astype(np.uint8), scales_OG, minima_OG)
+    numbers = _divide(weight_OGX - minima_OG.astype(np.float32)[..., None], scales_OG).clip(0, 15)
+    return QuantisedMatrix(numbers.astype(np.uint8), scales_OG, minima_OG)
 
 
 def _half(values: np.ndarray) -> np.ndarray:
-    return values.clip(-_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
+    return values.clip(-_MAX_HALF, _MAX_HALF).astype(np.float16)
 
 
-def _divided(weight_OGX: np.ndarray, scales_OG: np.ndarray) -> np.ndarray:
-    """The nearest whole numbers; 0 where the scale is 0."""
+def _divide(weight_OGX: np.ndarray, scales_OG: np.ndarray) -> np.ndarray:
+    """Divide and round to the nearest integers; 0 if the scale is 0."""
     scales = scales_OG.astype(np.float32)[..., None]
     return np.rint(np.divide(weight_OGX, scales, out=np.zeros_like(weight_OGX), where=scales != 0))
 
 
-def joined(parts: list[Groups]) -> Groups:
-    """Matrices of one input, one behind the other. All are of one kind."""
+def concatenate(parts: list[QuantisedMatrix]) -> QuantisedMatrix:
+    """Matrices with the same input as one matrix. All are of the same kind."""
     minima = [part.minima_OG for part in parts if part.minima_OG is not None]
-    return Groups(
+    return QuantisedMatrix(
         np.concatenate([part.numbers_OGX for part in parts]),
         np.concatenate([part.scales_OG for part in parts]),
         np.concatenate(minima) if minima else None,
     )
 
 
-def in_turn(first: Groups, second: Groups, lanes: int) -> Groups:
-    """Two matrices, a panel of one and a panel of the other, each filled up to whole panels."""
+def interleave_panels(first: QuantisedMatrix, second: QuantisedMatrix, lanes: int) -> QuantisedMatrix:
+    """Two matrices, their panels alternating, each padded to whole panels."""
     panels = -(-first.outputs // lanes)
     order = np.arange(panels * lanes).reshape(panels, lanes)
-    both = joined([_filled(first, panels * lanes), _filled(second, panels * lanes)])
+    both = concatenate([_pad_outputs(first, panels * lanes), _pad_outputs(second, panels * lanes)])
     return both.rows(np.stack([order, order + panels * lanes], axis=1).ravel())
 
 
-def _filled(groups: Groups, outputs: int) -> Groups:
+def _pad_outputs(groups: QuantisedMatrix, outputs: int) -> QuantisedMatrix:
     def fill(array: np.ndarray) -> np.ndarray:
         return np.pad(array, [(0, outputs - array.shape[0])] + [(0, 0)] * (array.ndim - 1))
 
     minima = None if groups.minima_OG is None else fill(groups.minima_OG)
-    return Groups(fill(groups.numbers_OGX), fill(groups.scales_OG), minima)
+    return QuantisedMatrix(fill(groups.numbers_OGX), fill(groups.scales_OG), minima)
 
 
-def packed(groups: Groups, lanes: int) -> np.ndarray:
-    """The kernels' bytes: P x G x bytes of a group."""
+def pack_panels(groups: QuantisedMatrix, lanes: int) -> np.ndarray:
+    """The bytes that the kernels read: P x G x bytes of a group."""
     panels = -(-groups.outputs // lanes)
-    filled = _filled(groups, panels * lanes)
+    filled = _pad_outputs(groups, panels * lanes)
     numbers_PLGX = filled.numbers_OGX.reshape(panels, lanes, -1, GROUP)
     scales = [_by_panel(filled.scales_OG, lanes)]
     if filled.minima_OG is None:
@@ -133,7 +134,7 @@ def _by_panel(scales_OG: np.ndarray, lanes: int) -> np.ndarray:
 
 
 def _words(numbers_PLGX: np.ndarray) -> np.ndarray:
-    """Eight inputs a word: P x L x G x 4."""
+    """Eight inputs per 32-bit word: P x L x G x 4."""
     chunks = numbers_PLGX.reshape(*numbers_PLGX.shape[:3], 4, 8)
     words = np.zeros(chunks.shape[:-1], np.uint32)
     for place in range(8):

@@ -1,5 +1,5 @@
-"""An adapter, packed for the kernels: its matrices in 4 bits. They are on mask rows only, and what masks say is
-verified, so this changes no answer."""
+"""Packs an adapter for the kernels, its matrices in 4 bits. They apply to mask rows only, and what masks propose is
+verified, so quantising them changes no answer."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,16 @@ import torch
 
 from stridelm.backends.common.slots import SLOTS
 from stridelm.backends.native.gate import READ, READ_BIAS, WRITE
-from stridelm.backends.native.groups import FOUR, GROUP, quantised
-from stridelm.backends.native.packed import Packed, Writer, write
-from stridelm.backends.native.source import DoesNotFit
+from stridelm.backends.native.model_source import DoesNotFit
+from stridelm.backends.native.packed_file import Packed, Writer, write
+from stridelm.backends.native.quantised_matrix import FOUR, GROUP, quantise
 from stridelm.backends.native.weights import MASK_EMBEDDING
 from stridelm.models.adapter import Adapter
 from stridelm.params import InputError
 
 
 def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
-    """`given` is where the adapter is, `base` what it is for."""
+    """`given`: the adapter's folder, for messages; `base`: the packed model that it belongs to."""
     if not adapter.is_gated:
         raise DoesNotFit(f"does not merge adapters, as {given} has to be")
     if adapter.config.width != base.notes["shape"]["width"]:
@@ -52,7 +52,7 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
 
 
 def _places(slot: str, shape: dict[str, int], lanes: int) -> list[tuple[int, int]]:
-    """Per part of a slot, the panel that it starts at, and how far on its next panel is."""
+    """For each part of a slot, the panel that it starts at, and the distance to its next panel."""
     if slot == "gate_up":
         return [(0, 2), (1, 2)]
     query, key = (shape[heads] * shape["head_size"] // lanes for heads in ("heads", "key_heads"))
@@ -60,7 +60,7 @@ def _places(slot: str, shape: dict[str, int], lanes: int) -> list[tuple[int, int
 
 
 def _write_slot(writer: Writer, name: str, factors: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """The first factors one behind the other, each filled up to whole groups: the second ones read groups."""
+    """The first factors as one matrix, each padded to whole groups, since the second factors read whole groups."""
     if not factors:
         return
     downs = []
@@ -68,15 +68,15 @@ def _write_slot(writer: Writer, name: str, factors: list[tuple[torch.Tensor, tor
         filled = np.zeros((-(-down_RI.shape[0] // GROUP) * GROUP, down_RI.shape[1]), np.float32)
         filled[: down_RI.shape[0]] = down_RI.float().numpy()
         downs.append(filled)
-    writer.matrix(f"{name}.low", quantised(np.concatenate(downs), FOUR))
+    writer.matrix(f"{name}.low", quantise(np.concatenate(downs), FOUR))
     for place, (_, up_OR) in enumerate(factors):
-        writer.matrix(f"{name}.up{place}", quantised(up_OR.float().numpy(), FOUR))
+        writer.matrix(f"{name}.up{place}", quantise(up_OR.float().numpy(), FOUR))
 
 
 def _write_sequential_head(writer: Writer, adapter: Adapter) -> None:
     head = adapter.sequential_head()
     if head is not None:
         both = torch.cat([head.read.weight, head.carry.weight], dim=1)
-        writer.matrix(READ, quantised(both.numpy(), FOUR))
+        writer.matrix(READ, quantise(both.numpy(), FOUR))
         writer.vector(READ_BIAS, head.read.bias.numpy())
-        writer.matrix(WRITE, quantised(head.write.weight.numpy(), FOUR))
+        writer.matrix(WRITE, quantise(head.write.weight.numpy(), FOUR))

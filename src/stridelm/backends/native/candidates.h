@@ -1,4 +1,4 @@
-// Which tokens a place's logits speak for, and what they say once something is added to the output behind them.
+// The likeliest tokens of a position, and their logits after something is added to the hidden state.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace stride {
 
-// The places of the `count` largest of some numbers, in any order. Nearly all are below the least of those found so far,
-// and those are passed over a vector at a time.
+// The indices of the `count` largest of `size` numbers, in any order. Nearly all numbers are below the smallest one
+// found so far; those are skipped a whole vector at a time.
 inline void top(const float* x, int64_t size, int64_t count, int64_t* places) {
   std::vector<std::pair<float, int64_t>> found;
   found.reserve(count);
@@ -33,14 +33,14 @@ inline void top(const float* x, int64_t size, int64_t count, int64_t* places) {
   };
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    if (static_cast<int64_t>(found.size()) == count && !any_above(load(x + i), every(least))) continue;
+    if (static_cast<int64_t>(found.size()) == count && !any_above(load(x + i), broadcast(least))) continue;
     for (int64_t j = i; j < i + kLanes; j++) look(j);
   }
   for (; i < size; i++) look(i);
   for (int64_t j = 0; j < static_cast<int64_t>(found.size()); j++) places[j] = found[j].second;
 }
 
-// scores += x times some outputs of a matrix: rows x count. `x` is a whole number of groups long.
+// scores += x times some outputs of a matrix: rows x count. Each row of `x` is a whole number of groups long.
 inline void add_scores(const Matrix& matrix, const int64_t* outputs, int64_t count, const float* x, int64_t rows,
                        float* scores) {
   const int64_t size = matrix.groups * kGroup;

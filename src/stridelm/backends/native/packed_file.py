@@ -1,8 +1,8 @@
-"""Packed matrices and vectors: one file that is memory-mapped, and a JSON file that says where each of them lies.
+"""Packed matrices and vectors: one memory-mapped file, and a JSON file with the offset of each of them.
 
     ~/.cache/stridelm/models/packed/<key>/weights.bin, packed.json, tokenizer.json, ...
 
-Whatever is wrong with them shows before a kernel reads a byte: no offset leads out of the file.
+Damage is found before a kernel reads a byte: all offsets are checked against the file's size.
 """
 
 import fcntl
@@ -20,27 +20,27 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from stridelm.backends.native.groups import FOUR, GROUP, Groups, packed
 from stridelm.backends.native.library import Matrix
+from stridelm.backends.native.quantised_matrix import FOUR, GROUP, QuantisedMatrix, pack_panels
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 
 VERSION = 3
-"""Rises when what is stored changes, so that what an older version packed is packed anew."""
+"""Increased when the stored format changes, so that models packed by an older version are packed again."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
 
 
 class Writer:
-    """Adds matrices and vectors to a file that becomes the packed one."""
+    """Writes matrices and vectors to a packed file."""
 
     def __init__(self, file: BinaryIO, lanes: int) -> None:
         self._file = file
         self.lanes = lanes
         self.entries: dict[str, dict[str, int]] = {}
 
-    def matrix(self, name: str, groups: Groups) -> None:
-        panels = packed(groups, self.lanes)
+    def matrix(self, name: str, groups: QuantisedMatrix) -> None:
+        panels = pack_panels(groups, self.lanes)
         place = {"panels": panels.shape[0], "groups": panels.shape[1], "kind": groups.kind, "outputs": groups.outputs}
         self._add(name, panels, place)
 
@@ -55,7 +55,8 @@ class Writer:
 
 
 def packed_folder(identity: tuple[object, ...]) -> Path:
-    """Where what is packed from something is, or will be. `identity` tells all that it depends on."""
+    """The folder of a packed model or adapter, whether it exists yet or not. `identity`: all that its content depends
+    on."""
     key = hashlib.sha256(repr((VERSION, *identity)).encode()).hexdigest()[:20]
     return cache_folder() / "packed" / key
 
@@ -66,8 +67,8 @@ def write(
     fill: Callable[[Writer, Path], dict[str, Any]],
     finish: Callable[[Path], None] = lambda working: None,
 ) -> None:
-    """Make a packed folder. `fill` adds what belongs into it and returns what the JSON file shall hold besides;
-    `finish` may add to that once it can be read. Others see all of it or nothing."""
+    """Make a packed folder. `fill` writes its content and returns further entries for the JSON file; `finish` may add
+    to these once the folder can be read. Other processes see the whole folder or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         working = Path(tempfile.mkdtemp(prefix=".working-", dir=folder.parent))
@@ -78,7 +79,7 @@ def write(
             content = {"version": VERSION, "lanes": lanes, "entries": writer.entries, **notes}
             (working / ENTRIES).write_text(json.dumps(content))
             finish(working)
-            if folder.exists():  # damaged: who packs holds the lock, and has looked
+            if folder.exists():  # damaged: the caller holds the lock and could not read it
                 shutil.rmtree(folder, ignore_errors=True)
             os.replace(working, folder)
         finally:
@@ -89,10 +90,10 @@ def write(
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed file in memory. What is handed out points into it."""
+    """A memory-mapped packed file. Matrices and vectors point into it."""
 
     notes: dict[str, Any]
-    """What the JSON file holds."""
+    """The content of the JSON file."""
     memory: np.ndarray
 
     def outputs(self, name: str) -> int:
@@ -111,8 +112,8 @@ class Packed:
 
 
 @contextmanager
-def packing(folder: Path) -> Iterator[None]:
-    """One process at a time: a second one waits, and then finds what the first has made."""
+def packing_lock(folder: Path) -> Iterator[None]:
+    """Lets one process pack at a time: a second one waits, and then finds what the first has packed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = (folder.parent / f"{folder.name}.lock").open("w")
@@ -131,11 +132,11 @@ def _cannot_store(folder: Path, error: OSError) -> str:
 
 
 def read(folder: Path, lanes: int) -> Packed | None:
-    """None where there is none that is whole."""
+    """A packed folder; None if it does not exist or is damaged."""
     try:
         notes = json.loads((folder / ENTRIES).read_text())
         with (folder / WEIGHTS).open("rb") as file:
-            # Private: nothing is ever written, and pages are shared with other processes that read the same file.
+            # Private: nothing is ever written, so pages are shared with other processes that read the same file.
             memory = np.frombuffer(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
         if notes["version"] != VERSION or notes["lanes"] != lanes:
             return None
@@ -146,10 +147,10 @@ def read(folder: Path, lanes: int) -> Packed | None:
 
 
 def read_or_pack(folder: Path, lanes: int, pack: Callable[[], None]) -> Packed:
-    """What is there and whole; else what `pack` makes, which one process does while others wait."""
+    """Read a packed folder. If there is none, one process makes it with `pack` while others wait."""
     found = read(folder, lanes)
     if found is None:
-        with packing(folder):
+        with packing_lock(folder):
             found = read(folder, lanes)
             if found is None:
                 pack()
@@ -159,15 +160,15 @@ def read_or_pack(folder: Path, lanes: int, pack: Callable[[], None]) -> Packed:
 
 
 def file_identity(file: Path) -> tuple[str, int, int]:
-    """Name, size and time: reading a file of weights would take longer than loading it."""
+    """Name, size and time. Not a hash: reading a file of weights would take longer than loading the packed one."""
     status = file.stat()
     return file.name, status.st_size, status.st_mtime_ns
 
 
 def _end(place: dict[str, int], lanes: int) -> int:
-    """The byte behind a matrix or vector."""
+    """The offset of the first byte after a matrix or vector."""
     if any(not isinstance(value, int) or value < 0 for value in place.values()):
-        raise ValueError("a place that is none")
+        raise ValueError("an entry that is not a whole number of at least 0")
     if "values" in place:
         return place["offset"] + 4 * place["values"]
     per_group = lanes * (GROUP // 2 + 4 if place["kind"] == FOUR else GROUP + 2)

@@ -1,4 +1,4 @@
-"""Prompts of rollouts, read by the GPU's kernels. Each place of a stepper has its own pages of the cache for good."""
+"""Reads the prompts of rollouts with the GPU's kernels. Each place of a stepper keeps its own pages of the cache."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
@@ -11,17 +11,17 @@ from stridelm.cache.kv_cache import BLOCK_SIZE, blocks_for
 from stridelm.layout import lay_out, make_block
 from stridelm.params import InputError
 
-_ROWS = 16384
-"""Of prompts that are read together."""
+_MAX_ROWS = 16384
+"""Maximum number of prompt rows that are read in one step."""
 
 
-class GpuTexts:
-    """The cache of a number of places. Keeps `train.rollout_engine.PromptReader`."""
+class GpuPromptReader:
+    """The cache of a number of places. Implements `train.rollout_engine.PromptReader`."""
 
     def __init__(self, network: PreTrainedModel, weights: Weights, places: int, width: int) -> None:
-        """`weights` were stacked from the network; `width`: maximum number of tokens of a text."""
+        """`weights` were stacked from the network; `width`: maximum number of tokens per text."""
         room = blocks_for(width) * BLOCK_SIZE + BLOCK_SIZE
-        # Prompts come in many shapes, and long ones: a graph of each would hold more memory than it saves time.
+        # Prompts come in many shapes, long ones included: graphs would cost more memory than they save time.
         try:
             self.forward = GpuForward(network, weights, places * room, captures=False)
         except InputError as error:
@@ -36,19 +36,19 @@ class GpuTexts:
             tables = [self.tables[place] for place in group]
             self.forward(lay_out([make_block(0, tokens, reads_logits=False) for tokens in group.values()]), tables)
             for table in tables:
-                # Which tokens are in its blocks only the device knows from here on.
+                # From here on only the device knows which tokens are in its blocks.
                 self.forward.cache.truncate(table, 0)
         return {place: self.tables[place].blocks for place in prompts}
 
 
 def _groups(prompts: Mapping[int, Items[int]]) -> Iterator[dict[int, Items[int]]]:
-    """Prompts that are read together, short ones with short ones: the longest decides how far attention looks."""
+    """Prompts to be read together, grouped by length: the longest of a group decides how far attention looks."""
     group: dict[int, Items[int]] = {}
     rows = 0
     for place, tokens in sorted(prompts.items(), key=lambda entry: len(entry[1])):
         if not tokens:
             continue
-        if group and rows + len(tokens) > _ROWS:
+        if group and rows + len(tokens) > _MAX_ROWS:
             yield group
             group, rows = {}, 0
         group[place] = tokens

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from stridelm.backends.native.groups import EIGHT, FOUR, GROUP, Groups, from_blocks, in_turn, joined, packed, quantised
+from stridelm.backends.native.quantised_matrix import (
+    EIGHT,
+    FOUR,
+    GROUP,
+    QuantisedMatrix,
+    concatenate,
+    from_blocks,
+    interleave_panels,
+    pack_panels,
+    quantise,
+)
 
 KINDS = [Stored.Q4_0, Stored.Q4_1, Stored.Q8_0]
 FINITE = st.floats(-1e4, 1e4, width=32)
@@ -33,7 +43,7 @@ def test_blocks_are_taken_bit_for_bit(kind: Stored, outputs: int, inputs: int) -
     blocks = gguf.quantize(random_weight(outputs, inputs), kind)
     groups = from_blocks(kind.name, blocks, inputs)
     assert groups.kind == (EIGHT if kind == Stored.Q8_0 else FOUR)
-    assert np.array_equal(groups.floats(), gguf.dequantize(blocks, kind))
+    assert np.array_equal(groups.dequantise(), gguf.dequantize(blocks, kind))
 
 
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS))
@@ -45,26 +55,26 @@ def test_any_bytes_are_the_blocks_that_gguf_reads(seed: int, kind: Stored) -> No
     halves = draw.normal(size=(5, 3, 2)) * 10.0 ** draw.uniform(-4, 3, size=(5, 3, 2))
     count = 4 if kind == Stored.Q4_1 else 2
     blocks.reshape(5, 3, size)[..., :count] = halves.astype(np.float16).view(np.uint8)[..., :count]
-    ours, theirs = from_blocks(kind.name, blocks, 96).floats(), gguf.dequantize(blocks, kind)
+    ours, theirs = from_blocks(kind.name, blocks, 96).dequantise(), gguf.dequantize(blocks, kind)
     assert np.array_equal(ours, theirs)
 
 
 @given(weight_OI=MATRICES)
 def test_8_bits_are_within_half_a_step(weight_OI: np.ndarray) -> None:
-    groups = quantised(weight_OI, EIGHT)
+    groups = quantise(weight_OI, EIGHT)
     inputs = weight_OI.shape[1]
-    difference, filled = padded(groups.floats(), weight_OI)
+    difference, filled = padded(groups.dequantise(), weight_OI)
     largest = np.abs(filled).max(axis=-1, keepdims=True)
     # Half a step, and what the scale loses in half precision: 2**-11 of it, times 127; below 2**-14 its own step.
     assert (difference <= largest / 254 * (1 + 2**-10) + largest * 2**-11 + 127 * 2**-25).all()
-    assert not groups.floats()[:, inputs:].any()
+    assert not groups.dequantise()[:, inputs:].any()
 
 
 @given(weight_OI=MATRICES)
 def test_4_bits_are_within_half_a_step(weight_OI: np.ndarray) -> None:
-    groups = quantised(weight_OI, FOUR)
+    groups = quantise(weight_OI, FOUR)
     assert groups.minima_OG is not None
-    difference, filled = padded(groups.floats(), weight_OI)
+    difference, filled = padded(groups.dequantise(), weight_OI)
     low, high = filled.min(axis=-1, keepdims=True), filled.max(axis=-1, keepdims=True)
     lost = (np.abs(low) + (high - low)) * 2**-11 + 16 * 2**-25
     assert (difference <= (high - low) / 30 + 2 * lost).all()
@@ -82,7 +92,7 @@ def padded(floats: np.ndarray, weight_OI: np.ndarray) -> tuple[np.ndarray, np.nd
 def test_what_half_precision_cannot_hold_stays_finite(kind: int) -> None:
     weight = np.zeros((3, 64), np.float32)
     weight[0, 0], weight[1, :2], weight[2, 0] = 3e38, (1e9, -1e9), 1e-30
-    floats = quantised(weight, kind).floats()
+    floats = quantise(weight, kind).dequantise()
     assert np.isfinite(floats).all()
     assert floats[0, 0] > 60000
 
@@ -94,10 +104,10 @@ def test_quantising_again_changes_little_or_nothing(kind: int) -> None:
     numbers = draw.integers(0, 16, size=(4, 64)) if kind == FOUR else draw.integers(-127, 128, size=(4, 64))
     weight = numbers.astype(np.float32)
     weight[:, 0::GROUP], weight[:, 1::GROUP] = (0, 15) if kind == FOUR else (127, -127)
-    assert np.array_equal(quantised(weight, kind).floats(), weight)
+    assert np.array_equal(quantise(weight, kind).dequantise(), weight)
 
 
-def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> Groups:
+def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> QuantisedMatrix:
     """What packed bytes say, read as products.h describes them, number by number."""
     count = panels.shape[1]
     numbers = np.zeros((panels.shape[0] * lanes, count, GROUP), np.uint8 if kind == FOUR else np.int8)
@@ -117,36 +127,36 @@ def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> Groups:
             if kind == FOUR:
                 minima[output, group] = np.frombuffer(behind, np.float16)[lanes + lane]
     assert not scales[outputs:].any(), "what fills a panel is zero"
-    return Groups(numbers[:outputs], scales[:outputs], minima[:outputs] if kind == FOUR else None)
+    return QuantisedMatrix(numbers[:outputs], scales[:outputs], minima[:outputs] if kind == FOUR else None)
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("kind", [FOUR, EIGHT])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (17, 40), (24, 96)])
 def test_packing_loses_nothing(outputs: int, inputs: int, kind: int, lanes: int) -> None:
-    groups = quantised(random_weight(outputs, max(inputs, GROUP))[:, :inputs], kind)
-    panels = packed(groups, lanes)
+    groups = quantise(random_weight(outputs, max(inputs, GROUP))[:, :inputs], kind)
+    panels = pack_panels(groups, lanes)
     assert panels.shape == (-(-outputs // lanes), -(-inputs // GROUP), lanes * (20 if kind == FOUR else 34))
     found = unpacked(panels, kind, lanes, outputs)
     assert np.array_equal(found.numbers_OGX, groups.numbers_OGX)
-    assert np.array_equal(found.floats(), groups.floats())
+    assert np.array_equal(found.dequantise(), groups.dequantise())
 
 
 @pytest.mark.parametrize("kind", [FOUR, EIGHT])
 def test_matrices_one_behind_the_other(kind: int) -> None:
-    parts = [quantised(random_weight(outputs, 64, seed=outputs), kind) for outputs in (16, 5, 3)]
-    whole = joined(parts)
+    parts = [quantise(random_weight(outputs, 64, seed=outputs), kind) for outputs in (16, 5, 3)]
+    whole = concatenate(parts)
     assert whole.kind == kind and whole.outputs == 24
-    assert np.array_equal(whole.floats(), np.concatenate([part.floats() for part in parts]))
+    assert np.array_equal(whole.dequantise(), np.concatenate([part.dequantise() for part in parts]))
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
 @pytest.mark.parametrize("kind", [FOUR, EIGHT])
 @pytest.mark.parametrize("outputs", [16, 20, 48])
 def test_matrices_in_turn(outputs: int, kind: int, lanes: int) -> None:
-    gate, up = (quantised(random_weight(outputs, 64, seed=seed), kind) for seed in (1, 2))
-    floats = in_turn(gate, up, lanes).floats().reshape(-1, 2, lanes, 64)
+    gate, up = (quantise(random_weight(outputs, 64, seed=seed), kind) for seed in (1, 2))
+    floats = interleave_panels(gate, up, lanes).dequantise().reshape(-1, 2, lanes, 64)
     for place, part in enumerate((gate, up)):
         found = floats[:, place].reshape(-1, 64)
-        assert np.array_equal(found[:outputs], part.floats())
+        assert np.array_equal(found[:outputs], part.dequantise())
         assert not found[outputs:].any()

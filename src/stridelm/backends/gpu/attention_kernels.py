@@ -1,37 +1,41 @@
-"""Triton kernels: a row sees the cached prefix and its own ancestors.
+"""Triton kernels for attention: a row sees the cached prefix and its own ancestors.
 
-A program takes a run of rows, each the child of the one before it, all query heads of one key-value head, and a span of
-positions. The keys that such rows see lie on one path, and are read in the order of their positions, wherever they lie:
+    attend_spans   softmax over one span of positions
+    join_spans     the results of all spans, combined in order
+
+A program takes a run of rows (each the child of the previous row), all query heads of one key-value head, and a span of
+positions. The keys that such rows see are on one path, and are read in the order of their positions, wherever they are
+stored:
 
     position   0 .. start-1       in the cache's pages
                start .. + chain   the block's first rows, a chain: row 0, row 1, ...
-               beyond             ancestors among drafts and masks: `tails` names their places
+               beyond             ancestors among drafts and masks: `tails` holds their offsets
 
-What stands between, other branches of the tree, is never read. Spans begin at fixed positions, and are joined in their
-order by the second kernel. So a row's sum runs over the same keys in the same order as it will once they all lie in the
-prefix, and its bits are the same.
+Other branches of the tree are never read. Spans begin at fixed positions and are joined in order by the second kernel.
+So a row's sum runs over the same keys in the same order as it will once they are all part of the prefix, and its bits
+are the same.
 
 Shape letters: M query rows of a program (rows x heads), T keys of a span, D head size, S spans, X heads of a key head.
 """
 
-# What a kernel is written in only looks like Python.
+# Triton's language only looks like Python.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
-from stridelm.backends.gpu.ahead import await_inputs, let_next_begin
+from stridelm.backends.gpu.dependent_launch import await_inputs, let_next_begin
 
 
 @triton.jit(do_not_specialize=["begin_row", "end_row"])
-def attended_spans(
+def attend_spans(
     query, keys, values, runs, starts, chains, tails, tables, sums, bests, totals, scale, begin_row, end_row,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr,
     SPAN: tl.constexpr, SPANS: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, TAIL: tl.constexpr,
     WINDOW: tl.constexpr, TREE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Only what
-    lies between two rows is noted."""
+    """Each row's softmax over one span: the weighted sum of values, the best score and the sum of weights. Only results
+    of the rows from `begin_row` up to `end_row` are stored."""
     run, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row = tl.load(runs + run * 4)
     count = tl.load(runs + run * 4 + 1)
@@ -67,7 +71,7 @@ def attended_spans(
     slot_T = page_T.to(tl.int64) * PAGE + place_T % PAGE
     at_TD = slot_T[:, None] * (G * D) + head * D + at_D[None, :]
     held_TD = is_key_T[:, None] & (at_D < D)[None, :]
-    # What lies in the prefix was there before this step.
+    # Keys of the prefix were written by earlier steps: no need to wait for this step's.
     if begin + SPAN <= start:
         key_TD = tl.load(keys + at_TD, mask=held_TD, other=0.0)
         value_TD = tl.load(values + at_TD, mask=held_TD, other=0.0)
@@ -83,7 +87,7 @@ def attended_spans(
         sees_MT &= position_T[None, :] > position_M[:, None] - WINDOW
     score_MT = tl.where(sees_MT, score_MT, float("-inf"))
     best_M = tl.max(score_MT, axis=1)
-    # A row may see nothing of a span that others of its run see.
+    # A row may see nothing of a span that other rows of its run see.
     floor_M = tl.where(best_M == float("-inf"), 0.0, best_M)
     weight_MT = tl.exp(score_MT - floor_M[:, None])
     sum_MD = tl.dot(weight_MT.to(value_TD.dtype), value_TD, input_precision="ieee")
@@ -99,12 +103,12 @@ def attended_spans(
 
 
 @triton.jit(do_not_specialize=["begin_row"])
-def joined(
+def join_spans(
     sums, bests, totals, blocks, depths, starts, output, begin_row,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BX: tl.constexpr, SPAN: tl.constexpr,
     SPANS: tl.constexpr, WINDOW: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One row's spans, in order, for the query heads of one key head."""
+    """Combine one row's spans, in order, for the query heads of one key head."""
     local, head = tl.program_id(0), tl.program_id(1)
     row = begin_row + local
     position = tl.load(starts + tl.load(blocks + row)) + tl.load(depths + row)
