@@ -8,9 +8,9 @@ from rich.console import Console
 
 from stridelm.bench.compare import compare
 from stridelm.bench.measures import measure, theory
-from stridelm.bench.page.page import write_page
 from stridelm.bench.quality import judge, mean_log_likelihood
 from stridelm.bench.records import Answer, Quality, Question, Report, read_report
+from stridelm.bench.report import FILE, write_report
 from stridelm.bench.run import Judge, Task, circumstances
 from stridelm.bench.run import run as ask_all
 from stridelm.bench.scenarios import agent_figures, voice_figures
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from stridelm.api import LanguageModel
     from stridelm.bench.figures import Figures
 
-FILE = "bench.json"
 PEERS = ("transformers", "transformers-draft", "transformers-look-up")
 """Ways of asking transformers, as the command line names them, in the order of `hugging_face.Way`."""
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_ROUNDS = 2, 64, 1
@@ -96,15 +95,16 @@ def run(request: Request) -> None:
     console.print(table(figures))
     for name, reason in report.absent.items():
         console.print(f"{name} took no part: {reason}", style="yellow", markup=False)
-    for file in write(report, figures, request.out):
+    for file in write_report(report, request.out):
         console.print(f"wrote {file}", markup=False)
 
 
-def write(report: Report, figures: "list[Figures]", folder: Path) -> list[Path]:
-    """The JSON, the page and its pictures."""
-    written = write_page(report, figures, folder)
-    report.write(folder / FILE)
-    return [folder / FILE, *written]
+def write_again(file: Path, out: Path) -> None:
+    """All files of a report, with the figures made anew from its records."""
+    report = read_report(file)
+    console = Console(highlight=False)
+    for written in write_report(report, out):
+        console.print(f"wrote {written}", markup=False)
 
 
 def show_comparison(before: Path, after: Path) -> None:
@@ -146,7 +146,7 @@ def measure_frontier(
         ),
     )
     report.extra["frontier"]["circumstances"] = described
-    for written in write(report, measure(report), out):
+    for written in write_report(report, out):
         console.print(f"wrote {written}", markup=False)
 
 

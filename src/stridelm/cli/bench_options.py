@@ -47,6 +47,10 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="BEFORE AFTER", help="Only say what changed between two reports."),
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="REPORT", help="Only write the files of this bench.json anew, into --out."),
+    ] = None,
     frontier: Annotated[
         bool,
         typer.Option(
@@ -73,12 +77,15 @@ def bench(
     stridelm bench --prompts mine.jsonl --subject auto --subject transformers --out report
     stridelm bench --url http://127.0.0.1:8000/v1 --suite voice --suite agent
     stridelm bench --compare before/bench.json after/bench.json
+    stridelm bench --page older/bench.json --out report
     stridelm bench --frontier --model runs/sft --gated runs/gated --full runs/full
     """
     from stridelm.cli import bench as bench_command
 
     if compare is not None:
         bench_command.show_comparison(*compare)
+    elif page is not None:
+        bench_command.write_again(page, out)
     elif frontier:
         bench_command.measure_frontier(out, model, gated, full, problems, load)
     else:
