@@ -14,8 +14,8 @@ from stridelm.api import LanguageModel
 from stridelm.cache.kv_cache import BLOCK_SIZE
 from stridelm.engine.worker import Worker
 from stridelm.params import SamplingParams
-from stridelm.serve.playground import race as race_module
 from stridelm.serve.playground.files import FOLDER, read_page
+from stridelm.serve.playground.race import Race
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import PLAIN, DecodeSettings
 from stridelm.types import Sequence, Stride
@@ -174,16 +174,14 @@ def test_lanes_that_do_not_fit_beside_each_other_are_refused(client: httpx.Clien
     assert reply.status_code == 400 and str(most) in reply.json()["error"]["message"]
 
 
-def test_a_race_that_nobody_reads_pauses_and_goes_on(server: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_module, "_MOST", 6)
-    monkeypatch.setattr(race_module, "_FEW", 3)
+def test_a_race_that_nobody_reads_pauses_and_goes_on(server: ThreadServer) -> None:
     model, worker = server.context.model, server.context.worker
     params = SamplingParams(max_tokens=60, logit_bias={END: float("-inf")})
     prompt = model.target.tokenizer.encode("one two three")
     lanes = [model.sequence(list(prompt), params, DecodeSettings(name)) for name in (PLAIN, "ngram")]
 
     async def read_slowly() -> list[list[int]]:
-        running = race_module.Race(worker, lanes)
+        running = Race(worker, lanes, max_unread=6, resume_below=3)
         await asyncio.to_thread(until, lambda: all(lane.is_held for lane in lanes))
         assert all(lane.stats.forwards < 60 for lane in lanes), "held before the end"
         texts: list[list[int]] = [[], []]
