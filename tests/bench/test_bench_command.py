@@ -47,6 +47,16 @@ def test_two_reports_are_compared(folder: Path, call: Call) -> None:
     assert "within the" in done.out and "warning" not in done.out
 
 
+def test_an_older_report_gets_its_figures(folder: Path, tmp_path: Path, call: Call) -> None:
+    entry = json.loads((folder / "bench.json").read_text())
+    assert {row["subject"] for row in entry["figures"]["rows"]} == entry["subjects"].keys()
+    (tmp_path / "older.json").write_text(json.dumps({name: entry[name] for name in entry if name != "figures"}))
+    done = call("bench", "--page", tmp_path / "older.json", "--out", tmp_path / "report")
+    assert not done.status, done.err
+    assert json.loads((tmp_path / "report" / "bench.json").read_text()) == entry
+    assert (tmp_path / "report" / "index.html").read_text() == (folder / "index.html").read_text()
+
+
 def test_the_readme_table_has_the_shape_of_a_fresh_report(folder: Path) -> None:
     kept, fresh = quick_table(read_report(RESULT)), quick_table(read_report(folder / "bench.json"))
     for text in (kept, fresh):

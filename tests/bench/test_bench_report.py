@@ -1,25 +1,33 @@
 """What `stridelm bench` shows: the table, the plots, the page and the comparison. All reports are made up."""
 
 import io
+import json
 import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from rich.console import Console, RenderableType
 
-from bench_reports import EXACT, HOSTILE, LOOPING, LOSSY, PLAIN, SERVER, made_figures, made_report
+from bench_reports import EXACT, HOSTILE, LOOPING, LOSSY, PLAIN, SERVER, made_report
+from quick_tables import RESULT
+from stridelm.bench.charts import Chart, charts
 from stridelm.bench.compare import WITHIN, changes, compare, warnings
 from stridelm.bench.figures import Figures, Spread
+from stridelm.bench.measures import measure
 from stridelm.bench.page.page import FILE, page, write_page
 from stridelm.bench.page.parts import parted, said
-from stridelm.bench.page.plot_style import as_svg
-from stridelm.bench.page.plots import NAMES, phases, pictures, speed_up
-from stridelm.bench.records import Report
+from stridelm.bench.page.plot_style import as_svg, looks
+from stridelm.bench.page.plots import NAMES, draw, pictures
+from stridelm.bench.page_figures import PageFigures, page_figures
+from stridelm.bench.records import Report, read_report
+from stridelm.bench.report import write_json
 from stridelm.bench.table import table
 from stridelm.bench.wording import COLUMNS, text_verdict
 from stridelm.params import InputError
@@ -84,14 +92,19 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def figures(report: Report) -> list[Figures]:
-    return made_figures(report)
+    return measure(report)
 
 
 @pytest.fixture(scope="module")
-def folder(report: Report, figures: list[Figures], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shown_figures(report: Report) -> PageFigures:
+    return page_figures(report)
+
+
+@pytest.fixture(scope="module")
+def folder(report: Report, shown_figures: PageFigures, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("matplotlib")
     place = tmp_path_factory.mktemp("page")
-    write_page(report, figures, place)
+    write_page(report, shown_figures, place)
     return place
 
 
@@ -165,24 +178,27 @@ def test_every_picture_is_drawn_and_none_is_blank(folder: Path) -> None:
         assert shares.most_common(1)[0][1] < 0.995 * shares.total(), name
 
 
-def test_bars_whose_text_differs_are_hatched(report: Report, figures: list[Figures]) -> None:
+def chart(figures: PageFigures, name: str) -> Chart:
+    return next(each for each in figures.charts if each.name == name)
+
+
+def test_bars_whose_text_differs_are_hatched(
+    report: Report, figures: list[Figures], shown_figures: PageFigures
+) -> None:
     pytest.importorskip("matplotlib")
-    figure = speed_up(report, figures)
-    assert figure is not None
+    figure = draw(chart(shown_figures, "speed-up"), looks(report))
     hatches = Counter(patch.get_hatch() or "none" for axes in figure.axes for patch in axes.patches)
     drawn = [each for each in figures if each.subject != PLAIN]
-    assert hatches["///"] == sum(each.differs for each in drawn) > 0
+    assert hatches["///"] == sum(each.differs and each.identical is not None for each in drawn) > 0
     assert hatches[".."] == sum(each.identical is None for each in drawn) > 0
     assert hatches["none"] == sum(each.identical == 1 for each in drawn) > 0
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert sum("loops" in each for each in said) == sum(each.loops > 0 for each in drawn) > 0
 
 
-def test_phases_are_milliseconds_a_token(report: Report, figures: list[Figures]) -> None:
+def test_phases_are_milliseconds_a_token(report: Report, shown_figures: PageFigures) -> None:
     pytest.importorskip("matplotlib")
-    figure = phases(report, figures)
-    assert figure is not None
-    (axes,) = figure.axes
+    (axes,) = draw(chart(shown_figures, "phases"), looks(report)).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [PLAIN, EXACT, LOSSY, LOOPING]
     own = [record.answer for record in report.records if record.subject == PLAIN]
     expected = 1e3 * sum(sum(answer.phases.values()) for answer in own) / sum(answer.count for answer in own)
@@ -194,10 +210,33 @@ def _row(patch: object) -> int:
     return round(patch.get_y() + patch.get_height() / 2)  # type: ignore[attr-defined]
 
 
+def test_latencies_are_shares_of_all_answers(report: Report, shown_figures: PageFigures) -> None:
+    waits, firsts, wholes = chart(shown_figures, "latency").panels
+    own = [record.answer for record in report.records if record.subject == SERVER]
+    series = next(each for each in wholes.series if each.subject == SERVER)
+    assert series.x[1:] == pytest.approx(sorted(answer.seconds for answer in own), rel=1e-3)
+    assert series.y == pytest.approx([count / len(own) for count in range(len(own) + 1)], abs=1e-4)
+    many = next(each for each in waits.series if each.subject == SERVER)
+    assert len(many.x) == 102, "a long run's waits are thinned out"
+    gaps = sorted(after - before for answer in own for before, after in pairwise(answer.stride_seconds))
+    assert (many.x[0], many.x[-1]) == pytest.approx((1e3 * gaps[0], 1e3 * gaps[-1]), rel=1e-3)
+    assert [each.subject for each in firsts.series] == list(report.subjects)
+
+
+def test_contexts_are_grouped_by_length(report: Report, shown_figures: PageFigures) -> None:
+    pace, accepted = chart(shown_figures, "context").panels
+    assert [each.subject for each in pace.series] == [PLAIN, EXACT, LOSSY, LOOPING], "a server tells no forwards"
+    assert [each.subject for each in accepted.series] == [EXACT, LOSSY, LOOPING], "plain decoding drafts nothing"
+    assert all(each.x == (256, 512, 1024, 2048) for each in (*pace.series, *accepted.series))
+    own = [each.answer for each in report.records if (each.question, each.subject) == ("long-1", EXACT)]
+    expected = sum(answer.count for answer in own) / sum(answer.forwards or 0 for answer in own)
+    assert next(each for each in pace.series if each.subject == EXACT).y[0] == pytest.approx(expected)
+
+
 def test_only_what_is_there_is_drawn(report: Report) -> None:
     pytest.importorskip("matplotlib")
     part = replace(report, records=[record for record in report.records if record.suite != "long"], extra={})
-    names = {picture.name for picture in pictures(part, made_figures(part))}
+    names = {picture.name for picture in pictures(part, charts(part, measure(part)))}
     assert names == set(NAMES) - {"context", "theory", "frontier", "adaptation"}
     assert pictures(replace(report, records=[], extra={}), []) == []
 
@@ -211,19 +250,19 @@ def test_names_that_matplotlib_would_read_as_formulas(report: Report) -> None:
         records=[replace(each, subject=hostile if each.subject == EXACT else each.subject) for each in report.records],
         extra={},
     )
-    drawn = {picture.name: picture for picture in pictures(renamed, made_figures(renamed))}
+    drawn = {picture.name: picture for picture in pictures(renamed, page_figures(renamed).charts)}
     for name in ("speed-up", "phases"):  # in a legend and at an axis
         assert hostile in "".join(Parsed(as_svg(drawn[name].figure, name, drawn[name].title)).text)
 
 
 def test_pictures_without_matplotlib(
-    report: Report, figures: list[Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Report, shown_figures: PageFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=re.escape("pip install 'stridelm[bench]'")):
-        pictures(report, figures)
+        pictures(report, shown_figures.charts)
     (tmp_path / "speed-up.png").write_bytes(b"of an older run")
-    assert write_page(report, figures, tmp_path) == [tmp_path / FILE]
+    assert write_page(report, shown_figures, tmp_path) == [tmp_path / FILE]
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
     content = "".join(Parsed((tmp_path / FILE).read_text(encoding="utf-8")).text)
     assert "pip install 'stridelm[bench]'" in content and "differs at token" in content
@@ -255,7 +294,7 @@ def test_page_marks_differing_text_in_the_row_of_its_speed_up(figures: list[Figu
     assert len(rows) == len(figures) and len(heads) == 1 + len(COLUMNS)
     for row, each in zip(rows, figures, strict=True):
         assert row["subject"] == each.subject
-        assert ("differs at token" in row["text"]) == each.differs
+        assert ("differs at token" in row["text"]) == (each.differs and each.identical is not None)
         assert ("loop" in row["text"]) == (each.loops > 0)
         assert row["speed-up"].endswith(")") or each.subject == PLAIN
     assert {row["text"] for row in rows if row["subject"] == SERVER} == {"not compared"}
@@ -271,28 +310,49 @@ def test_page_tells_the_run(report: Report, parsed: Parsed) -> None:
     assert {"and", "so"} <= set(parsed.marks)
 
 
-def test_page_accuses_a_broken_promise(report: Report, figures: list[Figures]) -> None:
-    assert "did not keep it" not in page(report, figures, [])
-    broken = [replace(each, differs=each.subject == EXACT, departs_at=5.0) for each in figures]
-    assert f"did not keep it: {EXACT} on maths (differs at token 5" in page(report, broken, [])
+def test_page_accuses_a_broken_promise(report: Report, shown_figures: PageFigures) -> None:
+    assert not shown_figures.broken_promises and "did not keep it" not in page(report, shown_figures, [])
+    broken = replace(
+        report,
+        records=[
+            replace(each, quality=replace(each.quality, identical=False, departs_at=5))
+            if each.subject == EXACT
+            else each
+            for each in report.records
+        ],
+    )
+    assert f"did not keep it: {EXACT} on maths (differs at token 5" in page(broken, page_figures(broken), [])
 
 
 def test_page_of_an_empty_report(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     empty = Report(settings={}, circumstances={}, baseline=PLAIN, subjects={})
-    assert write_page(empty, [], tmp_path / "new" / "folder") == [tmp_path / "new" / "folder" / FILE]
+    assert write_page(empty, page_figures(empty), tmp_path / "new" / "folder") == [tmp_path / "new" / "folder" / FILE]
     Parsed((tmp_path / "new" / "folder" / FILE).read_text(encoding="utf-8"))
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(
-    report: Report, figures: list[Figures], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    report: Report, shown_figures: PageFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / FILE).write_text("old")
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # its pictures take their time
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no room")))
     with pytest.raises(OSError, match="no room"):
-        write_page(report, figures, tmp_path)
+        write_page(report, shown_figures, tmp_path)
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {FILE: "old"}
+
+
+def test_the_file_carries_what_the_page_shows(report: Report, shown_figures: PageFigures, tmp_path: Path) -> None:
+    write_json(report, shown_figures, tmp_path / "bench.json")
+    carried = json.loads((tmp_path / "bench.json").read_text())["figures"]
+    assert carried == json.loads(json.dumps(asdict(shown_figures)))
+    assert read_report(tmp_path / "bench.json") == report
+    assert page_figures(read_report(tmp_path / "bench.json")) == shown_figures
+
+
+def test_the_shipped_report_carries_the_figures_of_its_records() -> None:
+    carried = json.loads(RESULT.read_text())["figures"]
+    assert carried == json.loads(json.dumps(asdict(page_figures(read_report(RESULT)))))
 
 
 def test_where_two_texts_part() -> None:
@@ -302,7 +362,7 @@ def test_where_two_texts_part() -> None:
 
 
 def test_looking_at_a_report_does_not_wait_for_torch() -> None:
-    names = ("table", "plots", "page", "compare")
+    names = ("table", "page.plots", "report", "compare")
     program = (
         f"import sys; {'; '.join(f'import stridelm.bench.{name}' for name in names)}; sys.exit('torch' in sys.modules)"
     )
@@ -312,11 +372,15 @@ def test_looking_at_a_report_does_not_wait_for_torch() -> None:
 # -- the comparison
 
 
-def faster(each: Figures, times: float) -> Figures:
-    def more(spread: Spread) -> Spread:
-        return Spread(times * spread.median, times * spread.low, times * spread.high)
+S = TypeVar("S", bound=Spread)
 
-    return replace(each, speed=more(each.speed), speed_up=each.speed_up and more(each.speed_up))
+
+def times(spread: S, factor: float) -> S:
+    return replace(spread, median=factor * spread.median, low=factor * spread.low, high=factor * spread.high)
+
+
+def faster(each: Figures, factor: float) -> Figures:
+    return replace(each, speed=times(each.speed, factor), speed_up=each.speed_up and times(each.speed_up, factor))
 
 
 def test_compare_says_what_changed(report: Report, figures: list[Figures]) -> None:
@@ -375,7 +439,7 @@ def test_compare_warns(report: Report, figures: list[Figures]) -> None:
         assert part in found
     assert not any("commit" in line or "later" in line for line in found)
     assert warnings(report, report) == []
-    others = [each for each in made_figures(after) if each.suite != "code"]
+    others = [each for each in measure(after) if each.suite != "code"]
     lines = shown(compare(report, after, figures, others), 160)
     assert "only before: suite code" in lines and f"only before: {SERVER} on maths" in lines
     assert lines[0].endswith("commit 26e0761, 2026-11-20T10:00:00+00:00") and "warning: model:" in "\n".join(lines)

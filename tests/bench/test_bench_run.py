@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from stridelm.bench.page_figures import page_figures
 from stridelm.bench.records import Answer, Quality, Question, Record, Report, read_report
+from stridelm.bench.report import write_json
 from stridelm.bench.run import circumstances, run
 from stridelm.bench.subjects import Absent, Subject
 from stridelm.params import InputError
@@ -207,5 +209,5 @@ def test_circumstances_and_the_file(tmp_path: Any) -> None:
     _, subjects = fakes("plain", "auto")
     report = bench(subjects, [ask("one")])
     report.circumstances = found
-    report.write(tmp_path / "report.json")
+    write_json(report, page_figures(report), tmp_path / "report.json")
     assert read_report(tmp_path / "report.json") == report

@@ -2,10 +2,8 @@
 server that tells little, long contexts, theory, a frontier and an adaptation."""
 
 import random
-import statistics
 from typing import Any
 
-from stridelm.bench.figures import Figures, SpeedUp, Spread
 from stridelm.bench.records import Answer, Quality, Record, Report
 
 PLAIN, EXACT, LOSSY, LOOPING, SERVER = "plain", "auto", "adaptive threshold 0.9", "static k 3", "llama.cpp server"
@@ -112,68 +110,6 @@ def _record(
 
 def hash_of(word: str) -> int:
     return sum(ord(letter) * 31**place for place, letter in enumerate(word)) % 49152
-
-
-def made_figures(report: Report) -> list[Figures]:
-    found: list[Figures] = []
-    for suite in dict.fromkeys(record.suite for record in report.records):
-        for subject in report.subjects:
-            part = [record for record in report.records if (record.suite, record.subject) == (suite, subject)]
-            if part:
-                found.append(_figures(report, suite, subject, part))
-    return found
-
-
-def _figures(report: Report, suite: str, subject: str, part: list[Record]) -> Figures:
-    plain = {
-        (record.question, record.round): record.answer.count / record.answer.seconds
-        for record in report.records
-        if record.subject == report.baseline and record.suite == suite
-    }
-    answers, qualities = [record.answer for record in part], [record.quality for record in part]
-    speeds = [answer.count / answer.seconds for answer in answers]
-    ratios = [speed / plain[record.question, record.round] for speed, record in zip(speeds, part, strict=True)]
-    gaps = [
-        after - before
-        for answer in answers
-        for before, after in zip(answer.stride_seconds, answer.stride_seconds[1:], strict=False)
-    ]
-    cuts = statistics.quantiles(gaps, n=100)
-    departs = [quality.departs_at for quality in qualities if quality.departs_at is not None]
-    compared = [quality.identical for quality in qualities if quality.identical is not None]
-    judged = [quality.right for quality in qualities if quality.right is not None]
-    drafted = [sum(depth) for depth in zip(*(answer.drafted_by_depth for answer in answers), strict=True)]
-    accepted = [sum(depth) for depth in zip(*(answer.accepted_by_depth for answer in answers), strict=True)]
-    forwards = sum(answer.forwards or 0 for answer in answers)
-    total = sum(answer.seconds for answer in answers)
-    up = spread(ratios)
-    return Figures(
-        suite=suite, subject=subject, answers=len(part),
-        first=spread([answer.first for answer in answers]),
-        latency=spread([answer.seconds for answer in answers]),
-        speed=spread(speeds),
-        speed_up=None if subject == report.baseline else SpeedUp(up.median, up.low, up.high),
-        gap_p50=cuts[49], gap_p95=cuts[94], gap_p99=cuts[98],
-        tokens_per_forward=sum(answer.count for answer in answers) / forwards if forwards else None,
-        rows_per_forward=sum(answer.rows or 0 for answer in answers) / forwards if forwards else None,
-        acceptance=tuple(b / a for a, b in zip(drafted, accepted, strict=True)),
-        memory_peak=answers[0].memory_peak,
-        phases={
-            phase: sum(answer.phases[phase] for answer in answers) / total for phase in answers[0].phases
-        },
-        identical=sum(compared) / len(compared) if compared else None,
-        departs_at=statistics.median(departs) if departs else None,
-        agreement=0.7 if compared else None, log_likelihood=qualities[0].log_likelihood,
-        repetition=statistics.fmean(quality.repetition for quality in qualities),
-        loops=sum(quality.loops for quality in qualities),
-        right=sum(judged) / len(judged) if judged else None,
-        differs=False in compared,
-    )  # fmt: skip
-
-
-def spread(values: list[float]) -> Spread:
-    ordered = sorted(values)
-    return Spread(statistics.median(ordered), ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4])
 
 
 def _theory(subjects: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -19,8 +19,10 @@ from stridelm.api import LanguageModel
 from stridelm.bench.compare import compare
 from stridelm.bench.measures import measure
 from stridelm.bench.page.page import page
+from stridelm.bench.page_figures import page_figures
 from stridelm.bench.quality import judge
 from stridelm.bench.records import PHASES, Answer, Question, Report, read_report
+from stridelm.bench.report import write_json
 from stridelm.bench.run import run
 from stridelm.bench.subjects.ours import Ours, ours
 from stridelm.bench.subjects.server import Server
@@ -201,12 +203,12 @@ def shown(what: Any, width: int) -> str:
 
 def test_the_report_names_paths(model: LanguageModel, tmp_path: Path) -> None:
     report = asked(model)
-    report.write(tmp_path / "bench.json")
+    write_json(report, page_figures(report), tmp_path / "bench.json")
     report = read_report(tmp_path / "bench.json")
     figures = measure(report)
     assert {each.subject: each.path for each in figures} == {PLAIN: OWN, "auto": OWN, "self": OWN, "ngram": HOSTS}
     assert all(each.phases["steps"] > 0 for each in figures if each.path == OWN)
-    content = page(report, figures, None)
+    content = page(report, page_figures(report), None)
     assert content.count(f'<td class="words">{OWN}</td>') == 3
     wide, narrow = shown(table(figures), 300), shown(table(figures), 80)
     assert wide.count(OWN) == 3 and "ran by" not in wide
@@ -215,7 +217,7 @@ def test_the_report_names_paths(model: LanguageModel, tmp_path: Path) -> None:
 
 def test_reports_of_before_name_none(model: LanguageModel, tmp_path: Path) -> None:
     report, file = asked(model), tmp_path / "bench.json"
-    report.write(file)
+    write_json(report, page_figures(report), file)
     entry = json.loads(file.read_text())
     for record in entry["records"]:
         del record["answer"]["own_forwards"], record["answer"]["backend"], record["answer"]["phases"]["steps"]

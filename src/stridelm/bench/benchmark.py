@@ -8,9 +8,9 @@ from rich.console import Console
 
 from stridelm.bench.compare import compare
 from stridelm.bench.measures import measure, theory
-from stridelm.bench.page.page import write_page
 from stridelm.bench.quality import judge, mean_log_likelihood
 from stridelm.bench.records import Answer, Quality, Question, Report, read_report
+from stridelm.bench.report import write_report
 from stridelm.bench.run import Judge, Task, circumstances
 from stridelm.bench.run import run as ask_all
 from stridelm.bench.scenarios import agent_figures, voice_figures
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from stridelm.api import LanguageModel
     from stridelm.bench.figures import Figures
 
-FILE = "bench.json"
 PEERS = ("transformers", "transformers-draft", "transformers-look-up")
 """Ways of asking transformers, as the command line names them, in the order of `hugging_face.Way`."""
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_ROUNDS = 2, 64, 1
 _QUICK_SUBJECTS = (PLAIN, "auto", "self", "ngram", "transformers")
 _ROUNDS = 3
-_SEED = 0
 _OWN_TOKENS = 128
 """Of answers to a user's own prompts."""
 
@@ -86,58 +84,21 @@ def run(options: BenchOptions) -> None:
     console.print(table(figures))
     for name, reason in report.absent.items():
         console.print(f"{name} took no part: {reason}", style="yellow", markup=False)
-    for file in write(report, figures, options.out):
+    for file in write_report(report, options.out):
         console.print(f"wrote {file}", markup=False)
 
 
-def write(report: Report, figures: "list[Figures]", folder: Path) -> list[Path]:
-    """The JSON, the page and its pictures."""
-    written = write_page(report, figures, folder)
-    report.write(folder / FILE)
-    return [folder / FILE, *written]
+def write_again(file: Path, out: Path) -> None:
+    """All files of a report, with the figures made anew from its records."""
+    report = read_report(file)
+    console = Console(highlight=False)
+    for written in write_report(report, out):
+        console.print(f"wrote {written}", markup=False)
 
 
 def show_comparison(before: Path, after: Path) -> None:
     first, second = read_report(before), read_report(after)
     Console(highlight=False).print(compare(first, second, measure(first), measure(second)))
-
-
-def measure_frontier(out: Path, choice: ModelChoice, gated: Path | None, full: Path | None, count: int) -> None:
-    """Accuracy against tokens per forward, into the report that lies in the folder, or a new one."""
-    if gated is None and full is None:
-        raise InputError(
-            "--frontier needs conversions that know the task: --gated ADAPTER (of --model), --full FOLDER or both. "
-            "bench/frontier_h200.py trains them on a GPU"
-        )
-    if count < 1:
-        raise InputError(f"--problems must be 1 or more, not {count}")
-    file = out / FILE
-    known = read_report(file) if file.exists() else None
-    from stridelm.api import LanguageModel
-    from stridelm.bench.frontier import frontier
-    from stridelm.bench.suites.task import problems
-
-    console = Console(highlight=False)
-    conversions = {}
-    if gated is not None:
-        conversions["gated"] = LanguageModel.load(replace(choice, adapter=str(gated), draft_model=None, heads=None))
-    if full is not None:
-        conversions["full"] = LanguageModel.load(ModelChoice(str(full), settings=choice.settings))
-    described = circumstances(next(iter(conversions.values())).target.device, choice.settings.threads) | {
-        "model": choice.model
-    }
-    report = known or Report({"model": choice.model}, described, PLAIN, {})
-    report.extra["frontier"] = frontier(
-        conversions,
-        problems(_SEED, count, "test"),
-        progress=lambda point: console.print(
-            f"{point['key']}: {point['accuracy']:.1%} right, {point['tokens_per_forward']:.2f} tokens per forward",
-            markup=False,
-        ),
-    )
-    report.extra["frontier"]["circumstances"] = described
-    for written in write(report, measure(report), out):
-        console.print(f"wrote {written}", markup=False)
 
 
 def _settled(options: BenchOptions) -> BenchOptions:

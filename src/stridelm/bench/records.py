@@ -5,16 +5,15 @@ torch.
     Answer     one subject's reply to one question in one round: tokens, and when each stride of them came
     Quality    what can be said of an answer's text, beside its speed
     Record     a question, the subject's name, the round, the answer and its quality
-    Report     all records with the machine, versions and settings; what --json, the page and --compare read
+    Report     all records with the machine, versions and settings; what bench.json, the page and --compare read
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stridelm.files import write_bytes
 from stridelm.params import InputError
 
 VERSION = 1
@@ -121,14 +120,12 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)
     """Subjects that took no part, and why."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """`frontier`, `adaptation`, `theory`: what other parts of the bench found, each with a shape of its own."""
-
-    def write(self, file: Path) -> None:
-        write_bytes(file, f"{json.dumps({'version': VERSION, **asdict(self)}, indent=1)}\n".encode())
+    """What records do not tell, each with a shape of its own: `theory`, `agent`, `voice`, `frontier`, `adaptation`."""
 
 
 def read_report(file: Path) -> Report:
-    """A report as `write` left it. Raises InputError, naming the file and the place, where it is something else."""
+    """A report as `report.write_json` left it; the figures in it are left alone, since `measures` makes them from the
+    records. Raises InputError, naming the file and the place, where it is something else."""
     try:
         entry = json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -136,6 +133,7 @@ def read_report(file: Path) -> Report:
     if not isinstance(entry, dict) or entry.get("version") != VERSION:
         raise InputError(f"{file}: is not a report of `stridelm bench`, version {VERSION}")
     del entry["version"]
+    entry.pop("figures", None)  # reports of older versions have none
     try:
         entry["records"] = [
             Record(

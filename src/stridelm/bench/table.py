@@ -59,7 +59,7 @@ def _cell(column: Column, figures: Figures) -> Text:
     """Never markup: names may hold brackets."""
     style = ""
     if column.cell is text_verdict:
-        style = "bold yellow" if is_alarming(figures) else "green" if figures.identical is not None else "dim"
+        style = "bold yellow" if is_alarming(figures) else "green"
     return Text(column.cell(figures), style=style)
 
 

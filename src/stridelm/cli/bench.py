@@ -41,26 +41,19 @@ def bench(
             "http://127.0.0.1:8000/v1. May be given several times.",
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="Each question so often; default 3.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="The first so many questions of each suite.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="The most tokens of each answer.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="How often each question is asked; default 3.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Ask only the first N questions of each suite.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="Maximum number of tokens of each answer.")
+    ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="BEFORE AFTER", help="Only say what changed between two reports."),
     ] = None,
-    frontier: Annotated[
-        bool,
-        typer.Option(
-            "--frontier",
-            help="Accuracy against tokens per forward, on a task that the given conversions have learnt (see "
-            "bench/frontier_h200.py); adds it to the report in --out.",
-        ),
-    ] = False,
-    gated: Annotated[
-        Path | None, typer.Option("--gated", help="With --frontier: a gated adapter of --model, which knows the task.")
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="REPORT", help="Only write the files of this bench.json anew, into --out."),
     ] = None,
-    full: Annotated[Path | None, typer.Option("--full", help="With --frontier: a full conversion.")] = None,
-    problems: Annotated[int, typer.Option("--problems", help="With --frontier: so many of the task.")] = 200,
     choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
 ) -> None:
     """What will it do for me? Our decoders, transformers and servers on the same questions, in turn, with a report.
@@ -70,14 +63,14 @@ def bench(
     stridelm bench --prompts mine.jsonl --subject auto --subject transformers --out report
     stridelm bench --url http://127.0.0.1:8000/v1 --suite voice --suite agent
     stridelm bench --compare before/bench.json after/bench.json
-    stridelm bench --frontier --model runs/sft --gated runs/gated --full runs/full
+    stridelm bench --page older/bench.json --out report
     """
     from stridelm.bench import benchmark
 
     if compare is not None:
         benchmark.show_comparison(*compare)
-    elif frontier:
-        benchmark.measure_frontier(out, choice, gated, full, problems)
+    elif page is not None:
+        benchmark.write_again(page, out)
     else:
         benchmark.run(
             benchmark.BenchOptions(

@@ -6,28 +6,30 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from playwright.sync_api import Browser, Locator, Page, Request, Route, expect
 
 from browser import open_browser, serious_findings, watched_page
 from real_server import ProcessServer, serve_in_process, serve_in_thread, until
 from stepping_model import PROMPT, stepping_model
 from stridelm.api import LanguageModel
-from stridelm.bench.measures import measure
-from stridelm.bench.records import read_report
+from stridelm.bench.page_figures import page_figures
+from stridelm.bench.records import Quality, Record, read_report
+from stridelm.bench.report import write_json
 from stridelm.bench.subjects.ours import by_depth
-from stridelm.bench.wording import text_verdict
 from stridelm.params import SamplingParams
 from stridelm.serve.grammars.vocabulary import Vocabulary
+from stridelm.serve.settings import ServeSettings
 from stridelm.serve.trace import traced
 
 VIEWS = ("race", "hood", "chat", "bench")
 REPORT = Path(__file__).parent.parent.parent.parent / "bench" / "results" / "bench-quick.json"
 KEY = "a key that nobody guesses"
+SAME = Quality(identical=True)
 
 
 @pytest.fixture(scope="module")
@@ -333,37 +335,54 @@ def test_without_a_clipboard_a_request_is_shown(page: Page) -> None:
 # Benchmarks
 
 
-def test_a_bench_report_is_opened_and_drawn(page: Page, tmp_path: Path) -> None:
+def open_report(page: Page, file: Path) -> Locator:
+    """The view of benchmarks with this report."""
     page.click("nav >> text=Benchmarks")
-    page.set_input_files("#bench input[type=file]", REPORT)
-    bench = page.locator("#bench")
-    expect(bench.locator("svg").nth(3)).to_be_attached()
-    for words in ("maths", "structured", "auto", "transformers"):
+    page.set_input_files("#bench-file", file)
+    expect(page.locator("#bench")).to_contain_text(f"{file.name} is open.")
+    return page.locator("#bench")
+
+
+def test_a_bench_report_is_shown_as_its_figures_say(page: Page) -> None:
+    bench = open_report(page, REPORT)
+    figures = json.loads(REPORT.read_text())["figures"]
+    script = "table => [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    tables = [table.evaluate(script) for table in bench.locator("table").all()]
+    assert tables[0] == [[f"{row['suite']} {row['subject']}", *row["cells"]] for row in figures["rows"]]
+    charts = [chart["table"] for chart in figures["charts"]]
+    assert tables[1:] == [table["rows"] for table in (figures["columns"], *charts, *figures["scenarios"])]
+    drawn = bench.locator("figure.chart")
+    for place, chart in enumerate(figures["charts"]):
+        expect(drawn.nth(place)).to_contain_text(chart["title"])
+        expect(drawn.nth(place)).to_contain_text(chart["reading"])
+        assert drawn.nth(place).locator(".chart-scroll > svg").count() == len(chart["panels"])
+    said = bench.locator("figure.chart").first.locator("text.value").all_text_contents()
+    bars = [bar for panel in figures["charts"][0]["panels"] for bar in panel["bars"]]
+    assert [text.split("x")[0] for text in said] == [f"{bar['value']:.2f}" for bar in bars]
+    for words in (figures["summary"], "machine, processor", "stridelm bench --quick"):
         expect(bench).to_contain_text(words)
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"version": 1}')
-    page.set_input_files("#bench input[type=file]", broken)
-    expect(bench.get_by_role("alert")).to_be_visible()
+    assert not re.search("NaN|undefined|null", bench.inner_text())
 
 
-def test_the_page_computes_what_the_bench_does(page: Page) -> None:
-    script = """async (text) => {
-        const { readReport } = await import("/playground/bench_read.js");
-        const { measure } = await import("/playground/bench_figures.js");
-        const { textVerdict } = await import("/playground/bench_words.js");
-        return measure(readReport(text)).map((each) => ({ ...each, verdict: textVerdict(each) }));
-    }"""
-    shown = page.evaluate(script, REPORT.read_text())
-    expected = measure(read_report(REPORT))
-    assert len(shown) == len(expected)
-    for ours, theirs in zip(expected, shown, strict=True):
-        assert theirs.pop("verdict") == text_verdict(ours)
-        known = {name: value for name, value in asdict(ours).items() if name in theirs}
-        assert {"suite", "subject", "speed_up", "first", "acceptance"} <= known.keys()
-        for name, value in known.items():
-            if isinstance(value, dict):
-                value.pop("quartiles", None)
-            assert theirs[name] == pytest.approx(list(value) if isinstance(value, tuple) else value), name
+def test_what_cannot_be_shown_is_told_in_a_sentence(page: Page, tmp_path: Path) -> None:
+    entry = json.loads(REPORT.read_text())
+    figures = entry["figures"]
+    contents = {
+        "stridelm bench --page FILE --out DIR": {name: entry[name] for name in entry if name != "figures"},
+        "this page reads version 1": {**entry, "version": 2},
+        "not a report": figures["rows"],
+        "report.figures.rows[0].suite": {**entry, "figures": {**figures, "rows": [{"suite": 1}]}},
+        "report.figures.charts is not": {**entry, "figures": {**figures, "charts": None}},
+    }
+    bench = open_report(page, REPORT)
+    alert = bench.get_by_role("alert")
+    for number, (said, content) in enumerate(contents.items()):
+        other = tmp_path / f"{number}.json"
+        other.write_text(json.dumps(content))
+        page.set_input_files("#bench-file", other)
+        expect(alert).to_contain_text(said)
+        expect(alert).to_contain_text("The earlier report stays.")
+    expect(bench.locator("figure.chart").first).to_be_visible()
 
 
 def test_acceptance_is_counted_as_the_bench_counts_it(page: Page, language_model: LanguageModel) -> None:
@@ -411,53 +430,25 @@ def test_steps_that_a_backend_runs_by_itself_are_named(browser: Browser) -> None
         expect(page.locator("#chat-status")).to_contain_text("exact; ran by hash, own steps.")
 
 
-def test_the_page_names_paths_as_the_bench_does(page: Page, tmp_path: Path) -> None:
-    entry = json.loads(REPORT.read_text())
-    for place, record in enumerate(entry["records"]):
-        answer, backend = record["answer"], ("gpu", "native", None)[place % 3]
-        own = (0, answer["forwards"] - 1, answer["forwards"] // 2)[place % 7 % 3] if answer["forwards"] else None
-        answer |= {"backend": backend if answer["forwards"] else None, "own_forwards": own}
-        if answer["phases"]:
-            answer["phases"]["steps"] = 0.1
-    script = """async (text) => {
-        const { readReport } = await import("/playground/bench_read.js");
-        const { measure } = await import("/playground/bench_figures.js");
-        return measure(readReport(text)).map((each) => each.path);
-    }"""
-    changed = tmp_path / "bench.json"
-    changed.write_text(json.dumps(entry))
-    shown = page.evaluate(script, changed.read_text())
-    assert shown == [each.path for each in measure(read_report(changed))] and len(set(shown)) > 3
-    page.click("a[href='#bench']")
-    page.set_input_files("#bench-file", changed)
-    bench = page.locator("#bench")
-    expect(bench).to_contain_text("ran by ")
-    expect(bench.locator("th:text-is('steps')")).to_have_count(1)
-    page.set_input_files("#bench-file", REPORT)
-    expect(bench).not_to_contain_text("ran by ")
-    expect(bench.locator("th:text-is('steps')")).to_have_count(0)
+def test_the_benchmarks_name_what_ran_and_what_broke_its_word(page: Page, tmp_path: Path) -> None:
+    def changed(record: Record) -> Record:
+        told = record.subject == "auto"
+        answer = replace(record.answer, backend="gpu" if told else None, own_forwards=record.answer.forwards)
+        quality = Quality(identical=False, departs_at=3) if told else Quality() if record.subject == "ngram" else SAME
+        return replace(record, answer=answer, quality=quality)
+
+    report = read_report(REPORT)
+    report.records = [changed(record) for record in report.records if record.suite == "maths"]
+    write_json(report, page_figures(report), tmp_path / "bench.json")
+    bench = open_report(page, tmp_path / "bench.json")
+    expect(bench.locator("td:text-is('gpu, own steps')")).to_have_count(1)
+    expect(bench.locator(".bench-alarm")).to_have_text(["differs at token 3", "not compared"])
+    expect(bench.get_by_role("note")).to_contain_text("auto on maths (differs at token 3)")
+    said = bench.locator("figure.chart").first.locator("text.value").all_text_contents()
+    assert [text.partition(" ")[2] for text in said] == ["differs", "", "?", ""]
 
 
 # When things go wrong
-
-
-def test_a_server_that_was_killed_is_reported(browser: Browser, tmp_path: Path) -> None:
-    with (
-        serve_in_process("smollm2", tmp_path / "log") as server,
-        watched_page(browser, f"{server.url}/", is_server_lost=True) as page,
-    ):
-        page.wait_for_selector("body[data-ready]")
-        dial(page, max_tokens=2000)
-        page.fill("#race-prompt", "Write a very long story about the sea.")
-        page.click("#race-start")
-        page.wait_for_selector(".stride")
-        server.process.kill()
-        expect(page.locator("#notice")).to_contain_text("went away in the middle of the answer")
-        page.click("#race-start")
-        expect(page.locator("#notice")).to_contain_text("does not answer")
-        page.click("nav >> text=Chat")
-        say(page, "Are you there?")
-        expect(page.locator("#notice")).to_contain_text("stridelm serve")
 
 
 def test_a_full_server_says_when_to_come_again(browser: Browser, server: ProcessServer) -> None:
@@ -473,9 +464,9 @@ def test_a_full_server_says_when_to_come_again(browser: Browser, server: Process
         expect(page.locator("#notice")).to_be_hidden()
 
 
-def test_a_key_is_asked_for_and_taken(browser: Browser, tmp_path: Path) -> None:
+def test_a_key_is_asked_for_and_taken(browser: Browser, roomy_model: LanguageModel) -> None:
     with (
-        serve_in_process("smollm2", tmp_path / "log", STRIDELM_API_KEY=KEY) as server,
+        serve_in_thread(roomy_model, ServeSettings(port=0, grace=0, api_key=KEY)) as server,
         watched_page(browser, f"{server.url}/", is_server_lost=True) as page,
     ):
         expect(page.locator("#notice")).to_contain_text("wants an API key")
@@ -497,13 +488,21 @@ def test_a_key_is_asked_for_and_taken(browser: Browser, tmp_path: Path) -> None:
 # For everyone
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.fixture
+def small_report(tmp_path: Path) -> Path:
+    """Every kind of table and chart, of two suites: axe-core looks at each cell."""
+    report = read_report(REPORT)
+    report.records = [record for record in report.records if record.suite in ("structured", "long")]
+    write_json(report, page_figures(report), tmp_path / "bench.json")
+    return tmp_path / "bench.json"
+
+
 def test_nothing_serious_stands_in_the_way_of_those_who_do_not_see(
-    browser: Browser, server: ProcessServer, theme: Any
+    browser: Browser, server: ProcessServer, small_report: Path
 ) -> None:
-    with watched_page(browser, f"{server.url}/", color_scheme=theme) as page:
+    with watched_page(browser, f"{server.url}/", color_scheme="light") as page:
         page.wait_for_selector("body[data-ready]")
-        race(page, decoder="ensemble", max_tokens=32)
+        race(page, decoder="ensemble", max_tokens=16)
         page.locator(".stride").last.focus()
         found = {}
         for view in VIEWS:
@@ -513,9 +512,11 @@ def test_nothing_serious_stands_in_the_way_of_those_who_do_not_see(
                 say(page, "Hello!")
                 expect(page.locator("#chat-status")).to_contain_text("tokens in")
             elif view == "bench":
-                page.set_input_files("#bench input[type=file]", REPORT)
-                expect(page.locator("#bench svg").nth(3)).to_be_attached()
-            found[view] = serious_findings(page)
+                open_report(page, small_report)
+            found[view, "light"] = serious_findings(page)
+            page.emulate_media(color_scheme="dark")
+            found[view, "dark"] = serious_findings(page, "color-contrast")  # no other rule looks at colours
+            page.emulate_media(color_scheme="light")
         assert not any(found.values()), found
 
 
@@ -523,12 +524,11 @@ def test_a_phone_is_wide_enough(browser: Browser, server: ProcessServer) -> None
     phone = {"width": 360, "height": 740}
     with watched_page(browser, f"{server.url}/", viewport=phone, has_touch=True, is_mobile=True) as page:
         page.wait_for_selector("body[data-ready]")
-        race(page, decoder="ensemble", max_tokens=32)
+        race(page, decoder="ensemble", max_tokens=16)
         for view in VIEWS:
             page.goto(f"{server.url}/#{view}")
             if view == "bench":
-                page.set_input_files("#bench input[type=file]", REPORT)
-                expect(page.locator("#bench svg").nth(3)).to_be_visible()
+                expect(open_report(page, REPORT).locator("svg").nth(3)).to_be_visible()
             elif view == "hood":
                 expect(page.locator(".hood-tree svg")).to_be_visible()
             assert page.evaluate("() => document.documentElement.scrollWidth") <= phone["width"], view
@@ -542,7 +542,7 @@ def test_the_link_that_skips_to_the_content_leaves_the_view_alone(page: Page) ->
 
 
 def test_a_long_answer_is_laid_out_in_blocks(page: Page) -> None:
-    race(page, "List thirty animals, one a line.", decoder="ngram", max_tokens=160)
+    race(page, "List thirty animals, one a line.", decoder="ngram", max_tokens=96)
     blocks = page.locator("article.lane").first.locator(".block")
     lines = [block.inner_text() for block in blocks.all()]
     assert len(lines) > 1, "a line end after 64 strides begins a new one"
@@ -558,3 +558,22 @@ def test_the_theme_is_chosen_and_kept(page: Page) -> None:
     page.reload()
     page.wait_for_selector("body[data-ready]")
     assert page.evaluate(paper) != before
+
+
+# The last of all: it ends the server that the others share.
+
+
+def test_a_server_that_was_killed_is_reported(browser: Browser, server: ProcessServer) -> None:
+    with watched_page(browser, f"{server.url}/", is_server_lost=True) as page:
+        page.wait_for_selector("body[data-ready]")
+        dial(page, max_tokens=2000)
+        page.fill("#race-prompt", "Write a very long story about the sea.")
+        page.click("#race-start")
+        page.wait_for_selector(".stride")
+        server.process.kill()
+        expect(page.locator("#notice")).to_contain_text("went away in the middle of the answer")
+        page.click("#race-start")
+        expect(page.locator("#notice")).to_contain_text("does not answer")
+        page.click("nav >> text=Chat")
+        say(page, "Are you there?")
+        expect(page.locator("#notice")).to_contain_text("stridelm serve")

@@ -1,4 +1,5 @@
-"""The page of a bench: one HTML file that needs nothing else, not even scripts, and PNGs of its plots beside it.
+"""The page of a bench: one HTML file that needs nothing else, not even scripts, and PNGs of its plots beside it. It
+shows the figures that `bench.json` carries, and the texts where they differ or loop.
 
 write_page(report, figures, folder) -> the files it wrote
 """
@@ -6,14 +7,14 @@ write_page(report, figures, folder) -> the files it wrote
 from collections.abc import Iterator
 from pathlib import Path
 
-from stridelm.bench.figures import Figures
-from stridelm.bench.page.parts import STYLE, element, joined, said, table, two_columns
+from stridelm.bench.charts import Table
+from stridelm.bench.page.parts import STYLE, element, joined, said, table, text_table
 from stridelm.bench.page.plot_style import MISSING, as_png, as_svg
 from stridelm.bench.page.plots import NAMES, Picture, pictures
 from stridelm.bench.page.questions import questions
-from stridelm.bench.page.scenarios import scenarios
+from stridelm.bench.page_figures import PageFigures, Row
 from stridelm.bench.records import Report
-from stridelm.bench.wording import COLUMNS, Column, flat, is_alarming, suites_of, text_verdict
+from stridelm.bench.wording import COLUMNS, Column, text_verdict
 from stridelm.files import write_bytes
 from stridelm.params import InputError
 
@@ -22,13 +23,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the browser may fetch or run for the page: nothing. The texts in it were written by models."""
 
 
-def write_page(report: Report, figures: list[Figures], folder: Path) -> list[Path]:
+def write_page(report: Report, figures: PageFigures, folder: Path) -> list[Path]:
     """Everything is drawn before the first file is written, and every file is whole or not there.
 
     Without matplotlib the page has no plots and says so; older PNGs do not stay beside it.
     """
     try:
-        drawn = pictures(report, figures)
+        drawn = pictures(report, figures.charts)
     except InputError:
         drawn = None
     images = {} if drawn is None else {f"{each.name}.png": as_png(each.figure) for each in drawn}
@@ -43,17 +44,17 @@ def write_page(report: Report, figures: list[Figures], folder: Path) -> list[Pat
     return [folder / name for name in (FILE, *images)]
 
 
-def page(report: Report, figures: list[Figures], drawn: list[Picture] | None) -> str:
+def page(report: Report, figures: PageFigures, drawn: list[Picture] | None) -> str:
     """The whole HTML. `drawn` is None where there is no matplotlib."""
     title = "stridelm bench"
     if model := report.circumstances.get("model"):
         title += f": {model}"
     sections = (
-        ("run", "What was run", _run(report)),
+        ("run", "What was run", _facts(figures)),
         ("figures", "What came of it", _main_table(report, figures)),
         ("plots", "Plots", _plots(drawn)),
-        ("scenarios", "An agent and a voice", scenarios(report)),
-        ("questions", "Every question", questions(report)),
+        ("scenarios", "An agent and a voice", _scenarios(figures)),
+        ("questions", "Every question", questions(report, figures.questions)),
         ("absent", "Who took no part", _absent(report)),
         ("repeat", "To repeat it", _repeat(report)),
     )
@@ -62,8 +63,8 @@ def page(report: Report, figures: list[Figures], drawn: list[Picture] | None) ->
     body = joined(
         [
             element("h1", said(title)),
-            element("p", said(_summary(report, figures))),
-            _broken_promises(report, figures),
+            element("p", said(figures.summary)),
+            element("p", said(figures.broken_promises), class_="box", role="note") if figures.broken_promises else "",
             element("nav", links, aria_label="Sections"),
             *(
                 element("section", f"{element('h2', said(name))}\n{content}", id=anchor)
@@ -89,49 +90,16 @@ def page(report: Report, figures: list[Figures], drawn: list[Picture] | None) ->
 """
 
 
-def _summary(report: Report, figures: list[Figures]) -> str:
-    asked = {(record.suite, record.question) for record in report.records}
-    rounds = {record.round for record in report.records}
-    return (
-        f"{len(report.subjects)} subjects, {len(suites_of(figures))} suites, {len(asked)} questions, "
-        f"{len(rounds)} rounds, {len(report.records)} answers. Speed-ups are over {report.baseline}."
-    )
+def _facts(figures: PageFigures) -> str:
+    return element("div", joined([text_table(each, class_="lines") for each in figures.facts]), class_="beside")
 
 
-def _broken_promises(report: Report, figures: list[Figures]) -> str:
-    """An exact decoder whose text differs is a fault, not a trade."""
-    broken = [
-        f"{each.subject} on {each.suite} ({text_verdict(each)})"
-        for each in figures
-        if each.differs and each.identical is not None and report.subjects.get(each.subject, {}).get("exact")
-    ]
-    if not broken:
-        return ""
-    return element("p", said("Promised the text of plain decoding, and did not keep it: " + "; ".join(broken) + "."),
-                   class_="box", role="note")  # fmt: skip
-
-
-def _run(report: Report) -> str:
-    circumstances = {name: value for name, value in report.circumstances.items() if name != "command"}
-    subjects = {
-        name: "; ".join(f"{key} {value}" for key, value in flat(what).items()) for name, what in report.subjects.items()
-    }
-    tables = joined(
-        [
-            two_columns("Machine, versions and time", ("what", "value"), flat(circumstances)),
-            two_columns("Settings of the run", ("setting", "value"), flat(report.settings)),
-            two_columns("Subjects", ("subject", "what it is"), subjects),
-        ]
-    )
-    return element("div", tables, class_="beside")
-
-
-def _main_table(report: Report, figures: list[Figures]) -> str:
+def _main_table(report: Report, figures: PageFigures) -> str:
     titles = [column.heading for column in COLUMNS]
-    bodies = [element("tbody", "".join(_suite_rows(figures, suite))) for suite in suites_of(figures)]
+    suites = dict.fromkeys(row.suite for row in figures.rows)
+    bodies = [element("tbody", "".join(_suite_rows(figures, suite))) for suite in suites]
     caption = f"By suite and subject; speed-ups are over {report.baseline}"
-    meanings = {column.heading.replace("\n", ""): column.meaning for column in COLUMNS}
-    legend = two_columns("The columns", ("column", "what it says"), meanings)
+    legend = text_table(figures.columns, class_="lines")
     return joined(
         [
             table(caption, ("subject", *titles), bodies, class_="wide"),
@@ -140,21 +108,24 @@ def _main_table(report: Report, figures: list[Figures]) -> str:
     )
 
 
-def _suite_rows(figures: list[Figures], suite: str) -> Iterator[str]:
+def _suite_rows(figures: PageFigures, suite: str) -> Iterator[str]:
     yield element("tr", element("th", said(suite), scope="rowgroup", colspan=str(1 + len(COLUMNS))))
-    for each in figures:
-        if each.suite == suite:
-            cells = "".join(_cell(column, each) for column in COLUMNS)
-            yield element("tr", element("th", said(each.subject), scope="row") + cells)
+    for row in figures.rows:
+        if row.suite == suite:
+            cells = "".join(_cell(column, cell, row) for column, cell in zip(COLUMNS, row.cells, strict=True))
+            yield element("tr", element("th", said(row.subject), scope="row") + cells)
 
 
-def _cell(column: Column, figures: Figures) -> str:
+def _cell(column: Column, cell: str, row: Row) -> str:
     if column.title == "path":
-        return element("td", said(column.cell(figures)), class_="words")
+        return element("td", said(cell), class_="words")
     if column.cell is not text_verdict:
-        return element("td", said(column.cell(figures)))
-    tone = "alarm" if is_alarming(figures) else "good" if figures.identical is not None else "faint"
-    return element("td", said(column.cell(figures)), class_=f"words verdict {tone}")
+        return element("td", said(cell))
+    return element("td", said(cell), class_=f"words verdict {row.tone}")
+
+
+def _scenarios(figures: PageFigures) -> str:
+    return joined([text_table(each) for each in figures.scenarios])
 
 
 def _plots(drawn: list[Picture] | None) -> str:
@@ -179,7 +150,9 @@ def _plot(picture: Picture) -> str:
 def _absent(report: Report) -> str:
     if not report.absent:
         return element("p", "Everybody who was asked took part.")
-    return two_columns("Subjects that took no part", ("subject", "why"), report.absent)
+    return text_table(
+        Table("Subjects that took no part", ("subject", "why"), tuple(report.absent.items())), class_="lines"
+    )
 
 
 def _repeat(report: Report) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import takewhile
 
+from stridelm.bench.charts import Table
+
 STYLE = """
 :root{color-scheme:light dark;--paper:#ffffff;--ink:#1f2328;--grey:#59636e;--grid:#d0d7de;--soft:#f6f8fa;
 --alarm:#9a3b00;--alarm-soft:#fff1e5;--good:#116329;--link:#0969da}
@@ -79,12 +81,15 @@ def _head(title: str) -> str:
     return element("th", content, scope="col", class_="words" if title in _OF_WORDS else "figure")
 
 
-def two_columns(caption: str, titles: tuple[str, str], lines: dict[str, str]) -> str:
-    rows = "".join(
-        element("tr", element("th", said(name), scope="row") + element("td", said(value), class_="words"))
-        for name, value in lines.items()
-    )
-    return table(caption, titles, [element("tbody", rows)], class_="lines")
+def text_table(shown: Table, class_: str = "") -> str:
+    """Of words and numbers as they are; in `lines` both columns are words."""
+    kind = {"class_": "words"} if class_ == "lines" else {}
+    rows = [
+        element("th", said(first), scope="row") + "".join(element("td", said(cell), **kind) for cell in cells)
+        for first, *cells in shown.rows
+    ]
+    body = element("tbody", "".join(element("tr", row) for row in rows))
+    return table(shown.caption, shown.head, [body], class_=class_)
 
 
 def texts(titles: Sequence[str], contents: Sequence[str]) -> str:

@@ -102,7 +102,8 @@ class Look:
 
 def looks(report: Report) -> dict[str, Look]:
     """The baseline is in ink, since others are held against it."""
-    others = [name for name in report.subjects if name != report.baseline]
+    named = [*report.subjects, *(record.subject for record in report.records)]
+    others = [name for name in dict.fromkeys(named) if name != report.baseline]
     found = {
         name: Look(colour(place), marker(place), LINES[place // len(COLOURS) % len(LINES)])
         for place, name in enumerate(others)

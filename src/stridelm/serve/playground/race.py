@@ -28,9 +28,6 @@ from stridelm.settings import PLAIN
 from stridelm.stats import path_in_words
 from stridelm.types import Sequence, Stride
 
-_HOLD_AT, _RESUME_BELOW = 256, 64
-"""Strides that wait for their reader."""
-
 
 class Moment(NamedTuple):
     """What happened to one of the lanes."""
@@ -42,19 +39,14 @@ class Moment(NamedTuple):
 
 
 class Race:
-    """Sequences that take turns; `moments` tells of them. `close` it, read to its end or not."""
+    """Sequences that take turns; `moments` tells of them. `close` it, read to its end or not. The race pauses while
+    `max_unread` strides or more wait for their reader, and goes on below `resume_below`."""
 
     def __init__(
-        self,
-        worker: Worker,
-        sequences: list[Sequence],
-        *,
-        hold_at: int = _HOLD_AT,
-        resume_below: int = _RESUME_BELOW,
+        self, worker: Worker, sequences: list[Sequence], *, max_unread: int = 256, resume_below: int = 64
     ) -> None:
-        """The race pauses when `hold_at` strides wait for their reader, and goes on below `resume_below`."""
-        self._hold_at, self._resume_below = hold_at, resume_below
         self._worker, self._sequences = worker, sequences
+        self._max_unread, self._resume_below = max_unread, resume_below
         self._loop = asyncio.get_running_loop()
         self._moments: asyncio.Queue[Moment] = asyncio.Queue()
         self._clocks = [0.0] * len(sequences)
@@ -99,7 +91,7 @@ class Race:
         self._sequences[lane].reads_anew = False
         if isinstance(event, Exception) or event.finish_reason:
             self._running.discard(lane)
-        self._is_paused = self._moments.qsize() >= self._hold_at
+        self._is_paused = self._moments.qsize() >= self._max_unread
         for each in self._running:
             self._sequences[each].is_held = self._is_paused or each != self._behind
         try:

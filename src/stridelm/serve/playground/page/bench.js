@@ -1,10 +1,8 @@
 // The view of benchmarks: a report of `stridelm bench` is opened in this window and drawn; nothing is sent anywhere.
 
 import { COMMAND, LARGEST, NotAReport, readReport } from "./bench_read.js";
-import { distinct, measure } from "./bench_figures.js";
-import { brokenPromises, fixed, isAlarming, milliseconds, textVerdict } from "./bench_words.js";
-import { plots } from "./bench_plots.js";
 import { dataTable, scrolling } from "./charts.js";
+import { drawCharts } from "./bench_charts.js";
 import { element } from "./dom.js";
 
 /** Fills the place and waits for a report. */
@@ -56,7 +54,7 @@ export function startBench(place) {
 async function reportOf(file) {
   if (file.size > LARGEST)
     throw new NotAReport(
-      `it has ${fixed(file.size / 2 ** 20, 0)} MB, and this page opens up to ${LARGEST / 2 ** 20} MB.`,
+      `it has ${(file.size / 2 ** 20).toFixed(0)} MB, and this page opens up to ${LARGEST / 2 ** 20} MB.`,
     );
   return readReport(await file.text());
 }
@@ -87,61 +85,47 @@ function howTo() {
 }
 
 function reportParts(report) {
-  const figures = measure(report);
-  const broken = brokenPromises(report, figures);
+  const { summary, broken_promises: broken, facts, columns, rows, scenarios } = report.figures;
   return [
+    element("p", {}, summary),
+    broken && element("p", { class: "bench-broken", role: "note" }, broken),
     element("h3", {}, "What was run"),
-    facts(report),
+    element("div", { class: "bench-facts" }, facts.map(factsTable)),
+    command(report),
     absent(report),
-    broken &&
-      element(
-        "p",
-        { class: "bench-broken", role: "note" },
-        `Promised the text of plain decoding, and did not keep it: ${broken}.`,
-      ),
     element("h3", {}, "What came of it"),
-    figures.length ? mainTable(report, figures) : element("p", {}, "The report has no answers."),
-    element("div", { class: "bench-plots" }, plots(report, figures)),
+    rows.length ? mainTable(report) : element("p", {}, "The report has no answers."),
+    element("details", {}, element("summary", {}, "What the columns say"), textTable(columns)),
+    element("div", { class: "bench-plots" }, drawCharts(report)),
+    scenarios.length ? element("h3", {}, "An agent and a voice") : null,
+    scenarios.map((each) => [element("p", { class: "faint" }, each.caption), textTable(each)]),
   ]
-    .flat()
+    .flat(Infinity)
     .filter(Boolean);
 }
 
-function facts({ settings, circumstances, baseline, records }) {
-  const { machine, versions } = circumstances;
-  const questions = new Set(records.map((record) => JSON.stringify([record.suite, record.question]))).size;
-  const suites = new Set(records.map((record) => record.suite)).size;
-  const lines = {
-    Model: circumstances.model ?? settings.model,
-    Machine: machine,
-    Date: circumstances.date ?? circumstances.time,
-    Commit: circumstances.commit,
-    Versions: { stridelm: circumstances.stridelm, python: circumstances.python, ...versions },
-    Rounds: settings.rounds,
-    "Token budget": settings.max_tokens,
-    Asked: `${suites} suites, ${questions} questions, ${records.length} answers`,
-    Baseline: baseline,
-    Command: circumstances.command,
-  };
-  const known = Object.entries(lines)
-    .map(([name, value]) => [name, said(value)])
-    .filter(([, value]) => value);
+/** Tables of words and numbers as the report has them. */
+function textTable({ caption, head, rows }) {
+  const table = dataTable(caption, { head, rows });
+  table.className = "bench-table";
+  return scrolling(caption, table);
+}
+
+function factsTable(table) {
   return element(
-    "dl",
-    { class: "bench-facts" },
-    known.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+    "details",
+    { open: table.caption !== "Subjects" },
+    element("summary", {}, table.caption),
+    element(
+      "dl",
+      {},
+      table.rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+    ),
   );
 }
 
-/** A value of the report in a line, whatever it is. */
-function said(value) {
-  if (value === null || value === undefined) return "";
-  if (typeof value !== "object") return String(value).slice(0, 300);
-  const entries = Object.entries(value).filter(([, each]) => each !== null && each !== undefined);
-  return entries
-    .map(([name, each]) => (Array.isArray(value) ? said(each) : `${name} ${said(each)}`))
-    .join(", ")
-    .slice(0, 600);
+function command({ circumstances: { command: asked } }) {
+  return typeof asked === "string" ? element("p", {}, "To repeat it: ", element("code", {}, asked)) : null;
 }
 
 function absent({ absent: reasons }) {
@@ -150,37 +134,14 @@ function absent({ absent: reasons }) {
   return [element("h3", {}, "Who took no part"), element("ul", {}, lines)];
 }
 
-/** Suites by subjects. A speed-up never stands without a word on the text in its own cell. */
-function mainTable({ baseline }, figures) {
-  const subjects = distinct(figures.map((each) => each.subject));
+/** A row for each subject on each suite. A speed-up never stands without a word on the text beside it. */
+function mainTable({ baseline, figures: { columns, rows } }) {
+  const titles = columns.rows.map(([title]) => title);
   const caption = `By suite and subject; speed-ups are over ${baseline}`;
-  const rows = distinct(figures.map((each) => each.suite)).map((suite) => {
-    const found = (subject) => figures.find((each) => each.suite === suite && each.subject === subject);
-    return [suite, ...subjects.map((subject) => cell(found(subject), baseline))];
-  });
-  const sure = figures.every((each) => !each.speed_up || each.speed_up.coverage >= 0.95);
-  const less = " Of fewer than six answers it reaches from the lowest to the highest, and is less sure than that.";
-  const note = "Speed-up: the median of the ratios on the same question in the same round, and its 95 % interval.";
-  const table = dataTable(caption, { head: ["Suite", ...subjects], rows });
-  table.className = "bench-table";
-  return [element("p", { class: "faint" }, note, sure ? "" : less), scrolling(caption, table)];
-}
-
-function cell(each, baseline) {
-  if (!each) return "not asked";
-  const { speed_up: up, subject, first, tokens_per_forward: pace, path } = each;
-  const isOver = up && subject !== baseline;
-  const range = isOver ? `${fixed(up.low)}-${fixed(up.high)}` : up ? "baseline" : "no speed-up";
-  return [
-    element(
-      "div",
-      {},
-      isOver ? element("strong", {}, `${fixed(up.median)}x `) : null,
-      element("span", { class: "faint" }, range),
-    ),
-    element("div", { class: isAlarming(each) ? "bench-alarm" : "bench-same" }, `text: ${textVerdict(each)}`),
-    element("div", {}, pace === null ? "tokens/forward unknown" : `${fixed(pace)} tokens/forward`),
-    element("div", {}, `first after ${milliseconds(first.median)} ms`),
-    path && element("div", { class: "faint" }, `ran by ${path}`),
+  const text = titles.indexOf("text");
+  const cells = ({ suite, subject, cells: words, tone }) => [
+    [element("span", { class: "bench-suite" }, suite), " ", subject],
+    ...words.map((word, at) => (at === text ? element("span", { class: `bench-${tone}` }, word) : word)),
   ];
+  return textTable({ caption, head: ["Suite and subject", ...titles], rows: rows.map(cells) });
 }

@@ -5,7 +5,7 @@ export const COMMAND = "stridelm bench --quick --out DIR";
 const VERSION = 1;
 const HOW = `A report is the file DIR/bench.json of \`${COMMAND}\`.`;
 /** More could not be drawn, and no bench has as many. */
-const [MOST_GROUPS, MOST_DEPTHS, MOST_POINTS] = [800, 64, 500];
+const [MOST_ROWS, MOST_POINTS] = [800, 500];
 
 export class NotAReport extends Error {}
 
@@ -22,9 +22,13 @@ export function readReport(text) {
     const version = JSON.stringify(entry.version).slice(0, 20);
     throw new NotAReport(`this report has version ${version}, and this page reads version ${VERSION}. ${HOW}`);
   }
+  if (!isRecord(entry.figures))
+    throw new NotAReport(
+      "this report has no figures: an older StrideLM wrote it. `stridelm bench --page FILE --out DIR` adds them.",
+    );
   const report = REPORT(entry, "report");
-  const groups = new Set(report.records.map((record) => JSON.stringify([record.suite, record.subject]))).size;
-  if (groups > MOST_GROUPS) throw new NotAReport("it has more suites and subjects than this page can draw.");
+  if (report.figures.rows.length > MOST_ROWS)
+    throw new NotAReport("it has more suites and subjects than this page can draw.");
   return report;
 }
 
@@ -68,59 +72,41 @@ const or = (fallback, of) => (value, where) => (value === undefined || value ===
 const shape = (fields) => (value, where) =>
   mapped(fields, (of, name) => of(record(value, where)[name], `${where}.${name}`));
 
-const ANSWER = shape({
-  stride_tokens: list(amount),
-  stride_seconds: list(amount),
-  seconds: amount,
-  forwards: or(null, amount),
-  own_forwards: or(null, amount),
-  backend: or(null, text),
-  drafted_by_depth: or([], list(amount, MOST_DEPTHS)),
-  accepted_by_depth: or([], list(amount, MOST_DEPTHS)),
-  phases: or({}, named(amount)),
+const points = list(number, MOST_POINTS);
+const TABLE = shape({ caption: text, head: list(text), rows: list(list(words)) });
+const AXIS = shape({ title: text, scale: text, is_share: flag });
+const PANEL = shape({
+  title: text,
+  x: AXIS,
+  y: AXIS,
+  bars: list(shape({ subject: text, value: amount, low: amount, high: amount, text, loops: flag })),
+  stacks: list(shape({ subject: text, parts: named(amount) })),
+  series: list(together(shape({ subject: text, x: points, y: points, names: list(text, MOST_POINTS) }))),
 });
-const QUALITY = shape({
-  identical: or(null, flag),
-  departs_at: or(null, number),
-  loops: or(false, flag),
+const CHART = shape({ name: text, title: text, reading: words, kind: text, panels: list(PANEL), table: TABLE });
+const FIGURES = shape({
+  summary: words,
+  broken_promises: words,
+  facts: list(TABLE),
+  columns: TABLE,
+  rows: list(shape({ suite: text, subject: text, cells: list(words), tone: text })),
+  charts: list(CHART),
+  scenarios: list(TABLE),
 });
-const POINT = {
-  conversion: text,
-  decoder: text,
-  setting: (value) => String(value ?? ""),
-  exact: flag,
-  accuracy: amount,
-  low: amount,
-  high: amount,
-  tokens_per_forward: amount,
-};
-const points = (fields) => or([], list(shape(fields), MOST_POINTS));
-/** An object that may be left out as a whole. */
-const part = (fields) => (value, where) => shape(fields)(value ?? {}, where);
-const EXTRA = part({
-  theory: points({ suite: text, subject: text, expected: amount, measured: amount }),
-  frontier: part({
-    points: points(POINT),
-    published: points({ name: text, accuracy_change: number, tokens_per_forward: amount }),
-    baseline: part({ accuracy: or(null, amount) }),
-  }),
-  adaptation: part({ domains: points({ domain: text, before: amount, after: amount, trained_on: flag }) }),
-});
-const RECORD = shape({ suite: text, question: text, subject: text, round: number, answer: together, quality: QUALITY });
 const REPORT = shape({
-  settings: record,
   circumstances: record,
   baseline: text,
   subjects: named(record),
-  records: list(RECORD),
   absent: or({}, named(words)),
-  extra: EXTRA,
+  figures: FIGURES,
 });
 
-/** An answer whose strides have a moment each. */
-function together(value, where) {
-  const answer = ANSWER(value, where);
-  if (answer.stride_tokens.length !== answer.stride_seconds.length)
-    throw new NotAReport(`${where}: stride_tokens and stride_seconds are not equally long.`);
-  return answer;
+/** A series whose points have an x, a y and, where any has one, a name each. */
+function together(series) {
+  return (value, where) => {
+    const { x, y, names } = series(value, where);
+    if (!x.length || x.length !== y.length || (names.length && names.length !== x.length))
+      throw new NotAReport(`${where}: x, y and names are not equally long.`);
+    return { subject: value.subject, x, y, names };
+  };
 }

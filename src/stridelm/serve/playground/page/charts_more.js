@@ -1,4 +1,4 @@
-// Rows of bars, stacks and changes, and planes with lines and points. A look is { colour: 0 to 5 or "ink", shape,
+// Rows of bars and stacks, and planes with lines and points. A look is { colour: 0 to 5 or "ink", shape,
 // dashed }: shapes, dashes and words tell what colours do.
 
 import { GAP, canvas, gridRows, line, plain, scale, shorten, textWidth, ticks, words } from "./charts.js";
@@ -11,34 +11,35 @@ const SHAPES = [
   (r) => `m0 ${-1.2 * r}l${1.2 * r} ${2.1 * r}h${-2.4 * r}z`,
   (r) => `m0 ${-1.4 * r}l${1.4 * r} ${1.4 * r}l${-1.4 * r} ${1.4 * r}l${-1.4 * r} ${-1.4 * r}z`,
   (r) => `m0 ${1.2 * r}l${1.2 * r} ${-2.1 * r}h${-2.4 * r}z`,
-  (r) => `m${-r} ${-r}l${2 * r} ${2 * r}m0 ${-2 * r}l${-2 * r} ${2 * r}`,
 ];
-export const CROSS = SHAPES.length - 1;
 export const INK = { colour: "ink", shape: 0, dashed: false };
 
 /** The look at this place; every other time round the colours, lines are dashed. */
-export const lookAt = (place) => ({ colour: place % 4, shape: place % CROSS, dashed: Math.floor(place / 4) % 2 === 1 });
+export const lookAt = (place) => ({
+  colour: place % 4,
+  shape: place % SHAPES.length,
+  dashed: Math.floor(place / 4) % 2 === 1,
+});
 
 const kind = (look, more) => `series-${look.colour} ${look.dashed ? "dashed" : ""} ${more}`;
 const tip = (text) => (text ? drawing("title", {}, text) : null);
 const rectangle = (x, y, width, height, look, more = "") =>
   drawing("rect", { x, y, width, height, class: kind(look, more) });
 
-function marker(x, y, { colour, shape }, { hollow = false, note = null } = {}) {
-  const kinds = `series-${colour} ${hollow ? "hollow" : "solid"}`;
-  return drawing("path", { d: `M${x} ${y}${SHAPES[shape](4)}`, class: kinds }, tip(note));
+function marker(x, y, { colour, shape }, note = null) {
+  return drawing("path", { d: `M${x} ${y}${SHAPES[shape](4)}`, class: `series-${colour} solid` }, tip(note));
 }
 
-function curve(points, look, more = "") {
+function curve(points, look) {
   const pairs = points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`);
-  return drawing("polyline", { points: pairs.join(" "), class: kind(look, `curve ${more}`) });
+  return drawing("polyline", { points: pairs.join(" "), class: kind(look, "curve") });
 }
 
-/** What looks stand for: [{ label, look, as: "bar", "line", "mark" or "both", hollow }]. */
+/** What looks stand for: [{ label, look, as: "bar", "mark" or "both", hollow }]. */
 export function legend(entries) {
   const sample = ({ look, as, hollow }) => [
     as === "bar" && rectangle(2, 2, 22, 10, look, hollow ? "other" : ""),
-    (as === "line" || as === "both") &&
+    as === "both" &&
       curve(
         [
           [1, 7],
@@ -46,7 +47,7 @@ export function legend(entries) {
         ],
         look,
       ),
-    (as === "mark" || as === "both") && marker(13, 7, look, { hollow }),
+    (as === "mark" || as === "both") && marker(13, 7, look),
   ];
   const picture = (entry) =>
     drawing("svg", { width: 26, height: 14, "aria-hidden": "true" }, sample(entry).filter(Boolean));
@@ -101,19 +102,6 @@ export function stack({ parts }, x, y) {
   });
 }
 
-/** From one value to another: hollow before, full after. */
-export function change({ before, after, look }, x, y) {
-  const way = curve(
-    [
-      [x(before), y],
-      [x(after), y],
-    ],
-    look,
-    "wide",
-  );
-  return [way, marker(x(before), y, look, { hollow: true }), marker(x(after), y, look)];
-}
-
 /** `tight` ends where the values do, otherwise at the next round number. */
 export function linearAxis(low, high, { count = 4, format = plain, tight = false } = {}) {
   const marks = ticks(low, high, count);
@@ -130,7 +118,7 @@ export function logAxis(low, high) {
   return { low, high, marks: marks.filter((value) => value >= low && value <= high), format: plain, log: true };
 }
 
-/** Two axes with series between them: [{ look, points: [{ x, y, low, high, hollow, name, note }], as: "line", "mark",
+/** Two axes with series between them: [{ look, points: [{ x, y, name, note }], as: "mark",
  *  "both" or "steps" (with a mark in the middle) }], and reference lines: [[x, y, x, y]]. */
 export function plane({ title = "", x, y, xTitle, yTitle = "", width, height, series, references = [] }) {
   const svg = canvas(width, height);
@@ -176,11 +164,9 @@ function seriesMarks({ look, points, as }, along, up) {
     ]);
     return [curve(steps, look), marker(...places[Math.floor(places.length / 2)], look)];
   }
-  const bars = points.filter((point) => point.low !== undefined);
   return [
     as === "mark" ? [] : curve(places, look),
-    bars.map((point) => line(along(point.x), up(point.low), along(point.x), up(point.high), `series-${look.colour}`)),
-    as === "line" ? [] : points.map((point, at) => marker(...places[at], look, point)),
+    points.map((point, at) => marker(...places[at], look, point.note)),
   ];
 }
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
-AXE = Path(__file__).parents[3] / ".venv" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+AXE = Path(__file__).parents[2] / ".venv" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE = 60_000
 """Milliseconds until a test is told that something hangs."""
@@ -77,13 +77,16 @@ def _is_own(address: str, url: str) -> bool:
     return urlsplit(address)[:2] == urlsplit(url)[:2]
 
 
-def serious_findings(page: Page) -> list[str]:
-    """What axe-core says of the page as it is shown, once what moves has arrived: strides fade in."""
+def serious_findings(page: Page, *rules: str) -> list[str]:
+    """What axe-core says of the page as it is shown, once what moves has arrived: strides fade in. By all its rules, or
+    by these."""
     if not AXE.exists():
         pytest.skip("there is no axe-core: `make browser` fetches it from npm")
-    page.evaluate(AXE.read_text() + "; 0")
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(AXE.read_text() + "; 0")
     page.evaluate("() => Promise.allSettled(document.getAnimations().map((each) => each.finished))")
-    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found = page.evaluate("(options) => axe.run(document, options)", options)
     return [
         f"{each['id']}: {each['help']} ({', '.join(str(node['target']) for node in each['nodes'][:4])})"
         for each in found["violations"]
