@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.quick_tables import RESULT, quick_table
 from command_line import Call
-from quick_tables import RESULT, quick_table
 from stridelm.bench.records import read_report
 from stridelm.models.adapter import save_adapter
 from tiny import load_tiny, random_adapter, save_tiny

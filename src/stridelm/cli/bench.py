@@ -119,7 +119,7 @@ def measure_frontier(
     if gated is None and full is None:
         raise InputError(
             "--frontier needs conversions that know the task: --gated ADAPTER (of --model), --full FOLDER or both. "
-            "bench/frontier_h200.py trains them on a GPU"
+            "bench/frontier/h200.py trains them on a GPU"
         )
     if count < 1:
         raise InputError(f"--problems must be 1 or more, not {count}")

@@ -52,7 +52,7 @@ def bench(
         typer.Option(
             "--frontier",
             help="Accuracy against tokens per forward, on a task that the given conversions have learnt (see "
-            "bench/frontier_h200.py); adds it to the report in --out.",
+            "bench/frontier/h200.py); adds it to the report in --out.",
         ),
     ] = False,
     gated: Annotated[

@@ -19,7 +19,7 @@ _ROWS = 512
 _FLOOR = 0.25
 """Drafting goes on while the whole draft stands with at least this chance, by the draft model's own word. One more
 token wins a pass of the target with no more than that, and costs a pass of the draft model (published speed-ups imply
-0.12 of the target's: `bench/acceptance_and_speed.py`) and a row of the target's, on a CPU about as much again."""
+0.12 of the target's: `bench/decoding/acceptance_and_speed.py`) and a row of the target's, about as much on a CPU."""
 
 
 @dataclass(slots=True)
