@@ -98,8 +98,8 @@ class Runs:
 
     def prepare(self) -> None:
         """What takes no time: the files of prompts."""
-        from stridelm.bench.suites.task import problems, write_jsonl
-        from stridelm.bench.tickets import ticket_prompts, write_prompts
+        from bench.frontier.task import problems, write_jsonl
+        from bench.frontier.tickets import ticket_prompts, write_prompts
 
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.smoke and not Path(self.model).exists():
@@ -169,9 +169,9 @@ class Runs:
 
 def mastery(runs: Runs) -> None:
     """One token at a time, before and after it learnt the task."""
-    from stridelm.bench.frontier import wilson
-    from stridelm.bench.mask_rollout import MaskRollout
-    from stridelm.bench.suites.task import problems
+    from bench.frontier.mask_rollout import MaskRollout
+    from bench.frontier.points import wilson
+    from bench.frontier.task import problems
     from stridelm.settings import NO_ADAPTER, PLAIN, DecodeSettings, LoadSettings
 
     tested = problems(2, runs.sizes.problems, "test")
@@ -217,8 +217,8 @@ def rollouts(runs: Runs) -> None:
 
 
 def adaptation(runs: Runs) -> None:
-    from stridelm.bench.adaptation import adaptation as measure
-    from stridelm.bench.tickets import ticket_prompts
+    from bench.frontier.adaptation import adaptation as measure
+    from bench.frontier.tickets import ticket_prompts
     from stridelm.prompts import PromptLine, read_prompts
     from stridelm.settings import LoadSettings
 
@@ -242,9 +242,9 @@ def adaptation(runs: Runs) -> None:
 
 def frontier(runs: Runs, conversion: str) -> None:
     """All points of a conversion; those that are there already are not measured again."""
-    from stridelm.bench.frontier import FrontierSettings, points
-    from stridelm.bench.mask_rollout import MaskRollout
-    from stridelm.bench.suites.task import problems
+    from bench.frontier.mask_rollout import MaskRollout
+    from bench.frontier.points import FrontierSettings, points
+    from bench.frontier.task import problems
     from stridelm.settings import LoadSettings
 
     name, sizes = f"frontier-{conversion}", runs.sizes
@@ -276,7 +276,7 @@ STAGES: dict[str, Callable[[Runs], None]] = {
 
 def collected(runs: Runs) -> dict[str, Any]:
     """Everything that is known so far, as one object."""
-    from stridelm.bench.frontier import joined
+    from bench.frontier.points import joined
 
     found = [point for name in (GATED, FULL) for point in runs.read(f"frontier-{name}").get("points", [])]
     training: dict[str, Any] = {}

@@ -1,16 +1,17 @@
-"""Tables of what `frontier_h200.py` found: accuracy against tokens per forward, and domain adaptation.
+"""Tables of what `h200.py` found: accuracy against tokens per forward, and domain adaptation.
 
 python bench/frontier/tables.py        draws docs/frontier.png and docs/adaptation.png
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from stridelm.bench.page.plot_style import as_png
-from stridelm.bench.page.plots import pictures
-from stridelm.bench.records import Report
-from stridelm.settings import PLAIN
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.frontier import plots
 
 RESULT = Path(__file__).parents[1] / "results" / "frontier.json"
 
@@ -53,10 +54,8 @@ def _read() -> Any:
 
 def draw(folder: Path) -> None:
     found = _read()
-    kept = {name: found[name] for name in ("frontier", "adaptation")}
-    report = Report({}, {"model": found["model"]}, PLAIN, {}, extra=kept)
-    for picture in pictures(report, []):
-        (folder / f"{picture.name}.png").write_bytes(as_png(picture.figure))
+    (folder / "frontier.png").write_bytes(as_png(plots.frontier(found["frontier"])))
+    (folder / "adaptation.png").write_bytes(as_png(plots.adaptation(found["adaptation"])))
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_only_what_is_there_is_drawn(report: Report) -> None:
     pytest.importorskip("matplotlib")
     part = replace(report, records=[record for record in report.records if record.suite != "long"], extra={})
     names = {picture.name for picture in pictures(part, made_figures(part))}
-    assert names == set(NAMES) - {"context", "theory", "frontier", "adaptation"}
+    assert names == set(NAMES) - {"context", "theory"}
     assert pictures(replace(report, records=[], extra={}), []) == []
 
 
@@ -302,7 +302,7 @@ def test_where_two_texts_part() -> None:
 
 
 def test_looking_at_a_report_does_not_wait_for_torch() -> None:
-    names = ("table", "plots", "page", "compare")
+    names = ("table", "page.plots", "page.page", "compare")
     program = (
         f"import sys; {'; '.join(f'import stridelm.bench.{name}' for name in names)}; sys.exit('torch' in sys.modules)"
     )

@@ -121,7 +121,7 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)
     """Subjects that took no part, and why."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """`frontier`, `adaptation`, `theory`: what other parts of the bench found, each with a shape of its own."""
+    """`theory`, `agent`, `voice`: what other parts of the bench found, each with a shape of its own."""
 
     def write(self, file: Path) -> None:
         write_bytes(file, f"{json.dumps({'version': VERSION, **asdict(self)}, indent=1)}\n".encode())

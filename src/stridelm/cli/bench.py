@@ -32,7 +32,6 @@ PEERS = ("transformers", "transformers-draft", "transformers-look-up")
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_ROUNDS = 2, 64, 1
 _QUICK_SUBJECTS = (PLAIN, "auto", "self", "ngram", "transformers")
 _ROUNDS = 3
-_SEED = 0
 _OWN_TOKENS = 128
 """Of answers to a user's own prompts."""
 
@@ -110,44 +109,6 @@ def write(report: Report, figures: "list[Figures]", folder: Path) -> list[Path]:
 def show_comparison(before: Path, after: Path) -> None:
     first, second = read_report(before), read_report(after)
     Console(highlight=False).print(compare(first, second, measure(first), measure(second)))
-
-
-def measure_frontier(
-    out: Path, model: str, gated: Path | None, full: Path | None, count: int, load: LoadSettings
-) -> None:
-    """Accuracy against tokens per forward, into the report that lies in the folder, or a new one."""
-    if gated is None and full is None:
-        raise InputError(
-            "--frontier needs conversions that know the task: --gated ADAPTER (of --model), --full FOLDER or both. "
-            "bench/frontier/h200.py trains them on a GPU"
-        )
-    if count < 1:
-        raise InputError(f"--problems must be 1 or more, not {count}")
-    file = out / FILE
-    known = read_report(file) if file.exists() else None
-    import stridelm
-    from stridelm.bench.frontier import frontier
-    from stridelm.bench.suites.task import problems
-
-    console = Console(highlight=False)
-    conversions = {}
-    if gated is not None:
-        conversions["gated"] = stridelm.load(model, adapter=str(gated), settings=load)
-    if full is not None:
-        conversions["full"] = stridelm.load(str(full), settings=load)
-    described = circumstances(next(iter(conversions.values())).target.device, load.threads) | {"model": model}
-    report = known or Report({"model": model}, described, PLAIN, {})
-    report.extra["frontier"] = frontier(
-        conversions,
-        problems(_SEED, count, "test"),
-        progress=lambda point: console.print(
-            f"{point['key']}: {point['accuracy']:.1%} right, {point['tokens_per_forward']:.2f} tokens per forward",
-            markup=False,
-        ),
-    )
-    report.extra["frontier"]["circumstances"] = described
-    for written in write(report, measure(report), out):
-        console.print(f"wrote {written}", markup=False)
 
 
 def _settled(request: Request) -> Request:

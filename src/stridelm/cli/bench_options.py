@@ -47,19 +47,6 @@ def bench(
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="BEFORE AFTER", help="Only say what changed between two reports."),
     ] = None,
-    frontier: Annotated[
-        bool,
-        typer.Option(
-            "--frontier",
-            help="Accuracy against tokens per forward, on a task that the given conversions have learnt (see "
-            "bench/frontier/h200.py); adds it to the report in --out.",
-        ),
-    ] = False,
-    gated: Annotated[
-        Path | None, typer.Option("--gated", help="With --frontier: a gated adapter of --model, which knows the task.")
-    ] = None,
-    full: Annotated[Path | None, typer.Option("--full", help="With --frontier: a full conversion.")] = None,
-    problems: Annotated[int, typer.Option("--problems", help="With --frontier: so many of the task.")] = 200,
     model: Model = DEFAULT_MODEL,
     adapter: Adapter = None,
     draft_model: Annotated[str | None, typer.Option("--draft-model", help="A second model that may propose.")] = None,
@@ -73,14 +60,11 @@ def bench(
     stridelm bench --prompts mine.jsonl --subject auto --subject transformers --out report
     stridelm bench --url http://127.0.0.1:8000/v1 --suite voice --suite agent
     stridelm bench --compare before/bench.json after/bench.json
-    stridelm bench --frontier --model runs/sft --gated runs/gated --full runs/full
     """
     from stridelm.cli import bench as bench_command
 
     if compare is not None:
         bench_command.show_comparison(*compare)
-    elif frontier:
-        bench_command.measure_frontier(out, model, gated, full, problems, load)
     else:
         bench_command.run(
             bench_command.Request(

@@ -24,7 +24,7 @@ from stridelm.bench.page.plot_style import (
     panels,
     require_matplotlib,
 )
-from stridelm.bench.page.plots_extra import adaptation, context, frontier, theory
+from stridelm.bench.page.plots_extra import context, theory
 from stridelm.bench.records import PHASES, Report
 from stridelm.bench.wording import subjects_of, suites_of
 
@@ -264,16 +264,6 @@ _PICTURES: tuple[tuple[str, str, str, _Draw], ...] = (
         "theory", "Measured against theory",
         "Each point is a subject on a suite: on the line it does what theory says, under it something is lost.",
         lambda report, figures: theory(report),
-    ),
-    (
-        "frontier", "Accuracy against tokens per forward",
-        "Up is more accurate, right is more tokens a pass: best is the upper right corner. Exact decoders keep the "
-        "baseline's accuracy, which is the horizontal line, by construction.", lambda report, figures: frontier(report),
-    ),
-    (
-        "adaptation", "Before and after adaptation",
-        "Tokens per forward before (hollow) and after (full) training on a domain's own text; domains that were not "
-        "trained on show what that costs elsewhere.", lambda report, figures: adaptation(report),
     ),
     (
         "context", "By length of the context",

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from stridelm.bench.suites.task import SPLITS
+from bench.frontier.task import SPLITS
 from stridelm.params import InputError
 
 _TESTED_SHARE = 10

@@ -1,7 +1,7 @@
 """Hundreds of answers side by side, several tokens per forward each: decoders with masks where throughput counts.
 
 The serving engine looks at each sequence by itself, which on a GPU takes a hundred times as long as the forward. Here
-every step has one shape, over texts that have places (`model.mask_stepper`), and the loop is that of rollouts:
+every step has one shape, over texts that have places (`mask_stepper.py`), and the loop is that of rollouts:
 
     self, tolerance    drafts from masks, verified in turn
     adaptive, static   what masks are sure of, or all that they say, unverified
@@ -13,9 +13,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from bench.frontier.answering import Answered
+from bench.frontier.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.converted import load_converted
-from stridelm.bench.answering import Answered
 from stridelm.contracts import Stepper
 from stridelm.decode.table import THRESHOLD
 from stridelm.models.adapter import load_adapter
@@ -25,7 +26,6 @@ from stridelm.params import InputError
 from stridelm.settings import PLAIN, DecodeSettings, LoadSettings
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
-from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.train.rollout_engine import Answer, Prompt, RolloutLoop
 from stridelm.train.students.student import MaskRows, Student
 

@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stridelm.bench.records import Question
 from stridelm.params import InputError
 
 SPLITS = ("train", "test")
@@ -86,11 +85,6 @@ class Problem:
         """Whether a text gives the result: its last `Answer: 42` counts."""
         given = _ANSWER.findall(text)
         return bool(given) and int(given[-1]) == self.result
-
-    def question(self, name: str) -> Question:
-        """As a suite of the bench asks it."""
-        messages = ({"role": "user", "content": self.prompt},)
-        return Question("steps", name, messages, MAX_TOKENS, self.is_right, f"{self.steps} steps of arithmetic")
 
 
 def problems(seed: int, count: int, split: str) -> list[Problem]:

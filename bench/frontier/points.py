@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench.frontier.answering import Answered, Answering, EngineAnswering
+from bench.frontier.task import MAX_TOKENS, Problem
 from stridelm.api import LanguageModel
-from stridelm.bench.answering import Answered, Answering, EngineAnswering
-from stridelm.bench.suites.task import MAX_TOKENS, Problem
 from stridelm.params import InputError
 from stridelm.profile import changed_fields
 from stridelm.settings import PLAIN, DecodeSettings
