@@ -131,10 +131,10 @@ lint: setup
 	$(BIN)/pyright
 
 bench: setup
-	$(BIN)/python bench/acceptance_and_speed.py --json bench/results/acceptance_and_speed.json
-	$(BIN)/python bench/coupling.py
-	$(BIN)/python bench/decoders.py
-	$(BIN)/python bench/memory.py --json bench/results/memory.json
+	$(BIN)/python bench/decoding/acceptance_and_speed.py --json bench/results/acceptance_and_speed.json
+	$(BIN)/python bench/decoding/coupling.py
+	$(BIN)/python bench/decoding/decoders.py
+	$(BIN)/python bench/cpu/memory.py --json bench/results/memory.json
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(PEERS)

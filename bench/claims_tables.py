@@ -21,22 +21,22 @@ MEDUSA = "[arXiv 2401.10774](https://arxiv.org/abs/2401.10774)"
 LOOK_UP = "[prompt-lookup-decoding](https://github.com/apoorvumang/prompt-lookup-decoding)"
 
 OBJECTIVES = (
-    "python bench/objectives.py --prompts questions.jsonl --runs runs --json objectives.json "
+    "python bench/training/objectives.py --prompts questions.jsonl --runs runs --json objectives.json "
     "--unverified unverified.json"
 )
 ACCEPTANCE = "stridelm acceptance --model smollm2 --prompts bench/prompts/gsm8k_heldout.jsonl"
 SWEEP = (
-    "python bench/sweep.py --model smollm2 --prompts questions.jsonl --rollouts rollouts --json sweep.json --base BASE "
-    """'{"sequential_size": 0}'"""
+    "python bench/training/sweep.py --model smollm2 --prompts questions.jsonl --rollouts rollouts --json sweep.json "
+    """--base BASE '{"sequential_size": 0}'"""
 )
-EXACT = "python bench/exact.py"
-DECODERS = "python bench/decoders.py --json decoders.json --markdown decoders.md"
-RELATION = "python bench/acceptance_and_speed.py"
-DRAFTERS = "python bench/drafters.py --json drafters.json"
-SERVING = "python bench/serving.py"
-CPU = "python bench/cpu.py"
-FRONTIER = "python bench/frontier_h200.py --runs runs --json frontier.json"
-COUPLING = "python bench/coupling.py --json coupling.json"
+EXACT = "python bench/cpu/exact.py"
+DECODERS = "python bench/decoding/decoders.py --json decoders.json --markdown decoders.md"
+RELATION = "python bench/decoding/acceptance_and_speed.py"
+DRAFTERS = "python bench/training/drafters.py --json drafters.json"
+SERVING = "python bench/decoding/serving.py"
+CPU = "python bench/cpu/run.py"
+FRONTIER = "python bench/frontier/h200.py --runs runs --json frontier.json"
+COUPLING = "python bench/decoding/coupling.py --json coupling.json"
 
 _PUBLISHED_LOSS, _PUBLISHED_PACE = -0.019, 3.3
 """Of the 8B model: accuracy, and tokens per forward."""

@@ -13,18 +13,18 @@ from stridelm.settings import field_docs
 from stridelm.train.settings import TrainSettings
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "bench"))
-from claims_tables import own_claims, published_claims  # noqa: E402
-from cpu_tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
-from custom_generate_tables import custom_generate  # noqa: E402
-from frontier_tables import adaptation, frontier  # noqa: E402
-from gpu_tables import gpu, gpu_in_short  # noqa: E402
-from llama_tables import llama_cpp, noise_rows  # noqa: E402
-from prediction_tables import prediction  # noqa: E402
-from quick_tables import quick  # noqa: E402
-from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
-from unverified_tables import failure_table, quality_table  # noqa: E402
-from vllm_tables import vllm, vllm_check  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from bench.claims_tables import own_claims, published_claims  # noqa: E402
+from bench.cpu.tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
+from bench.decoding.prediction_tables import prediction  # noqa: E402
+from bench.decoding.unverified_tables import failure_table, quality_table  # noqa: E402
+from bench.engines.custom_generate_tables import custom_generate  # noqa: E402
+from bench.engines.llama_tables import llama_cpp, noise_rows  # noqa: E402
+from bench.engines.vllm_tables import vllm, vllm_check  # noqa: E402
+from bench.frontier.tables import adaptation, frontier  # noqa: E402
+from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
+from bench.quick_tables import quick  # noqa: E402
+from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 FILES = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import claims_tables
-from claims_tables import HOLDS, NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim, percent, verdict
+from bench import claims_tables
+from bench.claims_tables import HOLDS, NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim, percent, verdict
 
 ROOT = Path(__file__).parent.parent.parent
 CLAIMS = (*PUBLISHED, *OWN)

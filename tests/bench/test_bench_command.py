@@ -1,18 +1,16 @@
 """`stridelm bench` from the command line to the page, on a tiny model; and the README's table, in shape."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bench.quick_tables import RESULT, quick_table
 from command_line import Call
-from quick_tables import RESULT, quick_table
 from stridelm.bench.records import read_report
-from stridelm.models.adapter import save_adapter
-from tiny import load_tiny, random_adapter, save_tiny
+from tiny import save_tiny
 
 ARGUMENTS = ("--suite", "structured", "--suite", "voice", "--limit", "1", "--max-tokens", "8", "--rounds", "1")
 
@@ -72,7 +70,6 @@ def test_the_readme_table_has_the_shape_of_a_fresh_report(folder: Path) -> None:
         (("--suite", "poems"), "poems"),
         (("--subject", "vllm"), "vllm"),
         (("--rounds", "0"), "--rounds"),
-        (("--frontier",), "--gated"),
         (("--compare", "nothing.json", "nothing.json"), "nothing.json"),
     ],
 )
@@ -86,18 +83,3 @@ def test_wrong_arguments_are_told_at_once(arguments: tuple[str, ...], said: str,
 def test_a_report_is_json_that_says_its_version(folder: Path) -> None:
     entry = json.loads((folder / "bench.json").read_text())
     assert entry["version"] == 1 and entry["circumstances"]["machine"]["cores"] >= 1
-
-
-@pytest.mark.slow
-def test_a_frontier_is_added_to_the_report(folder: Path, tmp_path: Path, call: Call) -> None:
-    model, out = save_tiny(tmp_path / "model"), tmp_path / "report"
-    save_adapter(tmp_path / "adapter", random_adapter(load_tiny(model)))
-    shutil.copytree(folder, out)
-    conversions = ("--model", model, "--gated", tmp_path / "adapter")
-    done = call("bench", "--frontier", *conversions, "--problems", "1", "--out", out)
-    assert not done.status, done.err
-    report = read_report(out / "bench.json")
-    assert report.records, "what was there before stays"
-    points = report.extra["frontier"]["points"]
-    assert {point["decoder"] for point in points} == {"autoregressive", "self", "adaptive", "static"}
-    assert (out / "frontier.png").exists()

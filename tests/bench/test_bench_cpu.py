@@ -1,4 +1,4 @@
-"""The pure parts of bench/cpu.py, and its protocol with a process that only pretends."""
+"""The pure parts of bench/cpu/run.py, and its protocol with a process that only pretends."""
 
 import io
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-import cpu
-import cpu_report
-from cpu_peers import DEFAULT, SUBJECTS, Absent, Answer, Process, command
-from cpu_report import Run
+from bench.cpu import report as cpu_report
+from bench.cpu import run as cpu
+from bench.cpu.peers import DEFAULT, SUBJECTS, Absent, Answer, Process, command
+from bench.cpu.report import Run
 from stridelm.params import InputError
 
-BENCH = Path(cpu.__file__).parent
+BENCH = Path(cpu.__file__).parents[1]
 FAKE = """
 import sys
 sys.path.insert(0, {peers!r})
@@ -71,7 +71,10 @@ def test_a_bad_line_ends_with_status_2(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "no category"}\n')
     done = subprocess.run(
-        [sys.executable, str(BENCH / "cpu.py"), "--prompts", str(file)], capture_output=True, text=True, check=False
+        [sys.executable, str(BENCH / "cpu" / "run.py"), "--prompts", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2 and "line 1" in done.stderr and "Traceback" not in done.stderr
 

@@ -1,5 +1,6 @@
 """The frontier and domain adaptation on tiny random models; answers side by side against the serving engine's."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,15 @@ import numpy as np
 import pytest
 
 import stridelm
+from bench.frontier import points as points_module
+from bench.frontier.adaptation import adaptation
+from bench.frontier.answering import Answered, EngineAnswering
+from bench.frontier.mask_rollout import MaskRollout
+from bench.frontier.measure import measure
+from bench.frontier.plots import adaptation as adaptation_plot
+from bench.frontier.points import PUBLISHED, FrontierSettings, frontier, joined, paired_change, points, wilson
+from bench.frontier.task import Problem, problems
 from stridelm import DecodeSettings, InputError, LoadSettings
-from stridelm.bench.adaptation import adaptation
-from stridelm.bench.answering import Answered, EngineAnswering
-from stridelm.bench.frontier import PUBLISHED, FrontierSettings, frontier, joined, paired_change, points, wilson
-from stridelm.bench.mask_rollout import MaskRollout
-from stridelm.bench.suites.task import Problem, problems
 from stridelm.models.adapter import save_adapter
 from stridelm.models.encode import encode_prompt
 from stridelm.models.mask_token import MASKS_KEY
@@ -207,3 +211,25 @@ def test_adaptation_tells_before_and_after_by_domain(places: dict[str, Path]) ->
         assert (one["before"], one["after"]) == (other["after"], other["before"])
     with pytest.raises(InputError, match="no domain 'sql'"):
         adaptation(model, adapter, headless, domains, "sql", **settings)
+
+
+def test_a_script_measures_and_draws_conversions(
+    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(points_module, "FrontierSettings", lambda: SMALL)
+    measure(tmp_path, str(places["base"]), places["adapter"], problems=1, load=LOAD)
+    found = json.loads((tmp_path / "frontier.json").read_text())
+    assert {point["decoder"] for point in found["frontier"]["points"]} == {PLAIN, "self", "adaptive", "static"}
+    assert found["machine"]["machine"]["cores"] >= 1
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="--gated"):
+        measure(tmp_path)
+
+
+def test_adaptation_is_drawn_from_before_to_after() -> None:
+    pytest.importorskip("matplotlib")
+    domains = [("maths", 2.1, 2.9, True), ("code", 2.5, 2.45, False)]
+    names = ("domain", "before", "after", "trained_on")
+    (axes,) = adaptation_plot({"domains": [dict(zip(names, each, strict=True)) for each in domains]}).axes
+    assert [np.asarray(line.get_xdata()).tolist() for line in axes.lines] == [[2.1, 2.9], [2.5, 2.45]]

@@ -1,5 +1,5 @@
-"""bench/gpu.py on tiny models, its kernels in Triton's interpreter: that every part runs and counts rightly. Its times
-mean something on a GPU alone."""
+"""bench/gpu/run.py on tiny models, its kernels in Triton's interpreter: that every part runs and counts rightly. Its
+times mean something on a GPU alone."""
 
 import itertools
 import json
@@ -16,23 +16,23 @@ pytest.importorskip("triton", reason="there is no Triton here: the dev extra bri
 
 import torch
 
-import gpu
-import gpu_answers
-import gpu_arrivals
-import gpu_attention
-import gpu_large
-import gpu_rollouts
-import gpu_steps
-import gpu_subject
-import gpu_tables
-import gpu_timing
-import gpu_users
-from gpu_answers import PEER, Timed
-from gpu_subject import SMOKE, Sizes, Subject
+from bench.gpu import answers as gpu_answers
+from bench.gpu import arrivals as gpu_arrivals
+from bench.gpu import attention as gpu_attention
+from bench.gpu import large as gpu_large
+from bench.gpu import rollouts as gpu_rollouts
+from bench.gpu import run as gpu
+from bench.gpu import steps as gpu_steps
+from bench.gpu import subject as gpu_subject
+from bench.gpu import tables as gpu_tables
+from bench.gpu import timing as gpu_timing
+from bench.gpu import users as gpu_users
+from bench.gpu.answers import PEER, Timed
+from bench.gpu.subject import SMOKE, Sizes, Subject
+from bench.scale.step_cost import MIDDLE, Shape
 from hash_stepper import Device, Drafting, SteppingForward
 from hashing_model import CONTEXT, END, letters
 from interpreted import DEVICE
-from step_cost_h200 import MIDDLE, Shape
 from stridelm.api import LanguageModel
 from stridelm.backends.gpu.weights import stack
 from stridelm.backends.network import loaded_model
@@ -62,7 +62,7 @@ CHAIN = ((3, 4), (3, 1), (0, 1), (3, 2))
 def subject(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Subject:
     """A tiny Llama with a random adapter on the GPU backend."""
     monkeypatch.setattr("stridelm.backends.common.step_seconds._TRIALS", 1)
-    monkeypatch.setattr("gpu_steps._IN_A_GRAPH", 1)
+    monkeypatch.setattr("bench.gpu.steps._IN_A_GRAPH", 1)
     folder = tiny_folder("llama", num_hidden_layers=1)
     adapter = random_adapter(load_tiny(folder), masks=2)
     settings = LoadSettings(device=DEVICE, dtype="float32", cache_tokens=1024)
@@ -527,7 +527,7 @@ def test_options_that_make_no_sense_are_told(tmp_path: Path, capsys: pytest.Capt
         (["steps"], "--out"),
         (["steps", "--dtype", "float16", *out], "invalid choice: 'float16'"),
         (["steps", "--device", "cpu", "--out", str(broken)], "cannot be read as JSON"),
-        (["steps", "--device", "cpu", "--out", str(other)], "is not a file of bench/gpu.py"),
+        (["steps", "--device", "cpu", "--out", str(other)], "is not a file of bench/gpu/run.py"),
     ):
         with pytest.raises(SystemExit) as ending:
             gpu.main(arguments)
@@ -561,13 +561,13 @@ def test_it_runs_from_a_command_line(
     assert written["rollouts"]["is_complete"] and not written["steps"]["is_complete"]
     made = written["rollouts"]["circumstances"]
     assert made["commit"] == "f00" and made["smoke"] is True
-    assert made["command"].startswith("python bench/gpu.py rollouts steps --out")
+    assert made["command"].startswith("python bench/gpu/run.py rollouts steps --out")
     assert "is a smoke run" in capsys.readouterr().out
 
 
 def test_it_starts_without_what_the_device_machine_lacks() -> None:
-    code = "import sys; sys.modules |= dict.fromkeys(('typer', 'rich', 'fastapi'))\nimport gpu"
+    code = "import sys; sys.modules |= dict.fromkeys(('typer', 'rich', 'fastapi'))\nimport bench.gpu.run"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(gpu.__file__).parent, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=Path(gpu.__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,8 @@ from typing import TypeVar
 import pytest
 from rich.console import Console, RenderableType
 
+from bench.quick_tables import RESULT
 from bench_reports import EXACT, HOSTILE, LOOPING, LOSSY, PLAIN, SERVER, made_report
-from quick_tables import RESULT
 from stridelm.bench.charts import Chart, charts
 from stridelm.bench.compare import WITHIN, changes, compare, warnings
 from stridelm.bench.figures import Figures, Spread
@@ -237,7 +237,7 @@ def test_only_what_is_there_is_drawn(report: Report) -> None:
     pytest.importorskip("matplotlib")
     part = replace(report, records=[record for record in report.records if record.suite != "long"], extra={})
     names = {picture.name for picture in pictures(part, charts(part, measure(part)))}
-    assert names == set(NAMES) - {"context", "theory", "frontier", "adaptation"}
+    assert names == set(NAMES) - {"context", "theory"}
     assert pictures(replace(report, records=[], extra={}), []) == []
 
 

@@ -11,12 +11,24 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import scale
-import scale_shapes
-import scale_tables
-import step_cost_h200
-from scale_steps import ALTERNATING, FUSED, PLAIN, Acceptance, Curve, Layout, Links, Plan, Setting, StepCosts, best
-from step_cost_h200 import LARGE, MIDDLE, SMALL, Shape
+from bench.scale import project as scale
+from bench.scale import shapes as scale_shapes
+from bench.scale import step_cost as step_cost_h200
+from bench.scale import tables as scale_tables
+from bench.scale.step_cost import LARGE, MIDDLE, SMALL, Shape
+from bench.scale.steps import (
+    ALTERNATING,
+    FUSED,
+    PLAIN,
+    Acceptance,
+    Curve,
+    Layout,
+    Links,
+    Plan,
+    Setting,
+    StepCosts,
+    best,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = Shape("tiny", layers=2, hidden=4, inner=8, heads=2, kv_heads=1, head_size=2, vocabulary=10)
@@ -192,7 +204,7 @@ def test_what_fits() -> None:
 
 def test_the_report_is_that_of_the_measured_steps() -> None:
     report = scale.report(scale.read(scale.RESULTS / "step_cost_h200.json"), scale.Inputs())
-    assert json.loads(json.dumps(report)) == scale.read(scale.RESULTS / "scale.json"), "run `python bench/scale.py`"
+    assert json.loads(json.dumps(report)) == scale.read(scale.RESULTS / "scale.json"), "run bench/scale/project.py"
     assert report["projection"] and report["step_costs"]["steady_points"] <= report["step_costs"]["points"]
     for model in report["models"].values():
         assert model["serving"]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from bench.decoding.text_quality import Judged, as_strides, misfits, repeated_tokens, repetition_by_depth, total
 from stridelm.bench.quality import Share, agreement, repeated_ngrams
-from text_quality import Judged, as_strides, misfits, repeated_tokens, repetition_by_depth, total
 
 
 def judged(*tokens: tuple[float, int]) -> Judged:

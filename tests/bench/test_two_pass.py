@@ -1,4 +1,4 @@
-"""bench/two_pass.py on tiny models against the same two passes run step by step, without caches and side by side."""
+"""bench/engines/two_pass.py on tiny models against the same two passes run step by step, without caches."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import two_pass
+from bench.engines import two_pass
 from reference import mask_row_outputs
 from stridelm import LoadSettings
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint

@@ -1,4 +1,4 @@
-"""bench/unverified.py on tiny models: its figures against ones that are computed prompt by prompt, without batches."""
+"""bench/decoding/unverified.py on tiny models: its figures against those computed prompt by prompt."""
 
 import json
 import math
@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import stridelm
-import unverified
-from base_model import FOREIGN_PROBABILITY, BaseModel
+from bench.decoding import unverified
+from bench.decoding.base_model import FOREIGN_PROBABILITY, BaseModel
+from bench.decoding.unverified_tables import tables
 from stridelm import DecodeSettings, InputError, LanguageModel, LoadSettings, SamplingParams
 from stridelm.models.adapter import save_adapter
 from stridelm.prompts import read_prompts
 from tiny import byte_tokenizer, load_tiny, plain_network, random_adapter
-from unverified_tables import tables
 
 PROMPTS = ("abcabcabd abc", "The quick brown fox jumps over the lazy dog", "x", "1 2 3 4", "never asked")
 COUNT, MAX_TOKENS = 4, 24

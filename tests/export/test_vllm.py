@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-import two_pass
+from bench.engines import two_pass
+from bench.engines.vllm_server import BENCH, VENV, Server, export, messages_of, plain, serving
 from stridelm.backends.common.processor import processor_entry
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.export.hf_folder import load_base, write_plain
@@ -30,7 +31,6 @@ from stridelm.settings import LoadSettings
 from stridelm.train.students.passes import ChainPass
 from stridelm.train.students.student import read_texts
 from tiny import load_tiny, plain_network, random_adapter
-from vllm_server import BENCH, VENV, Server, export, messages_of, plain, serving
 
 pytestmark = [
     pytest.mark.slow,

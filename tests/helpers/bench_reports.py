@@ -1,5 +1,5 @@
 """A made-up bench report with everything in it: subjects that keep the text, one that does not, one that loops, a
-server that tells little, long contexts, theory, a frontier and an adaptation."""
+server that tells little, long contexts and theory."""
 
 import random
 from typing import Any
@@ -53,7 +53,7 @@ def made_report(subjects: tuple[str, ...] = tuple(_SPEED), rounds: int = 2, ques
                 prompt = 256 * 2**place if suite == "long" else 40
                 for name in subjects:
                     report.records.append(_record(dice, suite, place, name, round_number, words, prompt))
-    report.extra = {"theory": _theory(subjects), "frontier": _frontier(), "adaptation": _adaptation()}
+    report.extra = {"theory": _theory(subjects)}
     return report
 
 
@@ -118,37 +118,3 @@ def _theory(subjects: tuple[str, ...]) -> list[dict[str, Any]]:
          "measured": ease * (_PER_FORWARD[name] or 1)}
         for suite, ease in _EASE.items() for name in subjects if name not in (PLAIN, SERVER)
     ]  # fmt: skip
-
-
-def _frontier() -> dict[str, Any]:
-    points = [
-        {"conversion": conversion, "decoder": decoder, "setting": setting, "accuracy": accuracy,
-         "tokens_per_forward": pace, "low": accuracy - 0.03, "high": accuracy + 0.03, "exact": decoder == "self"}
-        for conversion, decoder, setting, accuracy, pace in (
-            ("gated", "self", "k 5", 0.42, 2.1), ("gated", "self", "k 8", 0.42, 2.3),
-            ("gated", "adaptive", "0.95", 0.41, 2.2), ("gated", "adaptive", "0.9", 0.39, 2.6),
-            ("gated", "adaptive", "0.6", 0.31, 3.4), ("full", "adaptive", "0.95", 0.40, 2.4),
-            ("full", "adaptive", "0.9", 0.385, 2.9), ("full", "adaptive", "0.6", 0.33, 3.8),
-            ("full", "static", "k 2", 0.36, 2.0), ("full", "static", "k 3", 0.27, 3.0),
-        )
-    ]  # fmt: skip
-    published = [
-        {"name": "published, 0.9", "accuracy_change": -0.02, "tokens_per_forward": 3.1},
-        {"name": "published, 0.6", "accuracy_change": -0.06, "tokens_per_forward": 4.4},
-    ]
-    return {"points": points, "published": published, "baseline": {"accuracy": 0.42}}
-
-
-def _adaptation() -> dict[str, Any]:
-    domains = [
-        ("maths", 2.1, 2.9, True),
-        ("law", 1.7, 2.4, True),
-        ("code", 2.5, 2.45, False),
-        ("chat", 1.6, 1.7, False),
-    ]
-    return {
-        "domains": [
-            {"domain": name, "before": before, "after": after, "trained_on": trained}
-            for name, before, after, trained in domains
-        ]
-    }

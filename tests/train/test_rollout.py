@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from assembly import assembled
+from bench.frontier.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.arrays import signed
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.contracts import Continuation, Stepper
@@ -16,7 +17,6 @@ from stridelm.sampling import gumbel_of, gumbel_rows
 from stridelm.settings import PLAIN, LoadSettings
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
-from stridelm.train.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.train.rollout_engine import RolloutEngine, RolloutLoop, RolloutPrompt
 from stridelm.train.students.student import OutputHead, Student, read_texts
 from tiny import FAMILIES, load_tiny, random_adapter

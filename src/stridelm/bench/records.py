@@ -120,7 +120,7 @@ class Report:
     absent: dict[str, str] = field(default_factory=dict)
     """Subjects that took no part, and why."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What records do not tell, each with a shape of its own: `theory`, `agent`, `voice`, `frontier`, `adaptation`."""
+    """What records do not tell, each with a shape of its own: `theory`, `agent`, `voice`."""
 
 
 def read_report(file: Path) -> Report:

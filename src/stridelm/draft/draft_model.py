@@ -20,7 +20,7 @@ parts."""
 FLOOR = 0.25
 """Drafting goes on while the draft model gives the whole draft at least this probability. One more token saves a pass
 of the target with at most that probability, and costs a pass of the draft model (published speed-ups imply 0.12 of the
-target's: `bench/acceptance_and_speed.py`) and a row of the target, on a CPU about as much again."""
+target's: `bench/decoding/acceptance_and_speed.py`) and a row of the target, on a CPU about as much again."""
 
 
 @dataclass(slots=True)

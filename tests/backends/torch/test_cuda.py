@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import stridelm
+from bench.frontier.mask_rollout import MaskRollout
 from stridelm import DecodeSettings, LoadSettings, SamplingParams
 from stridelm.backends.torch.checkpoint import load_checkpoint
-from stridelm.bench.mask_rollout import MaskRollout
 from stridelm.decode.cost import measure
 from stridelm.models.adapter import save_adapter
 from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt

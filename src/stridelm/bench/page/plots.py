@@ -1,6 +1,6 @@
 """The charts of a bench, drawn with matplotlib. Nothing is computed here: `bench.charts` says what is drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from stridelm.bench.page.plot_style import (
     panels,
     require_matplotlib,
 )
-from stridelm.bench.page.plots_frontier import adaptation, frontier
 from stridelm.bench.records import PHASES, Report
 
 if TYPE_CHECKING:
@@ -52,9 +51,7 @@ def pictures(report: Report, charts: Sequence[Chart]) -> list[Picture]:
     from matplotlib import style
 
     with style.context(["default", SETTINGS]):  # whatever a user's own settings of matplotlib say
-        drawn = [Picture(each.name, each.title, each.reading, draw(each, looks(report))) for each in charts]
-        extra = [(name, title, reading, draw_extra(report)) for name, title, reading, draw_extra in _EXTRA]
-    return drawn + [Picture(name, title, reading, figure) for name, title, reading, figure in extra if figure]
+        return [Picture(each.name, each.title, each.reading, draw(each, looks(report))) for each in charts]
 
 
 def draw(chart: Chart, look: dict[str, Look]) -> "Figure":
@@ -221,17 +218,5 @@ def _points(chart: Chart, look: dict[str, Look]) -> "Figure":
     return figure
 
 
-_EXTRA: tuple[tuple[str, str, str, Callable[[Report], "Figure | None"]], ...] = (
-    (
-        "frontier", "Accuracy against tokens per forward",
-        "Up is more accurate, right is more tokens a pass: best is the upper right corner. Exact decoders keep the "
-        "baseline's accuracy, which is the horizontal line, by construction.", frontier,
-    ),
-    (
-        "adaptation", "Before and after adaptation",
-        "Tokens per forward before (hollow) and after (full) training on a domain's own text; domains that were not "
-        "trained on show what that costs elsewhere.", adaptation,
-    ),
-)  # fmt: skip
-NAMES = ("speed-up", "acceptance", "latency", "phases", "theory", "context", *(name for name, *_ in _EXTRA))
+NAMES = ("speed-up", "acceptance", "latency", "phases", "theory", "context")
 """Of all pictures there may be."""
