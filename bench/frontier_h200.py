@@ -102,7 +102,7 @@ class Runs:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.options.smoke and not Path(self.model).exists():
-            sys.path.insert(0, str(BENCH.parent / "tests"))
+            sys.path.insert(0, str(BENCH.parent / "tests" / "helpers"))
             from tiny import save_tiny  # pyright: ignore[reportMissingImports]
 
             save_tiny(Path(self.model), max_position_embeddings=8192)
