@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_gguf_file import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
 from transformers import PreTrainedModel
 
 import llama_serving
 from command_line import Call
+from gguf_written import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
 from llama_serving import chat, complete, serving
 from stridelm.export.gguf_file import write_gguf
 from stridelm.params import InputError

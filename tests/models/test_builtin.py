@@ -21,8 +21,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Stored
 from safetensors.torch import save_file
-from test_gguf import content_of, logits_of, tiny_network
 
+from gguf_models import content_of, logits_of, tiny_network
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.models import builtin, store
 from stridelm.models.inventory import StoredModel, stored_models
