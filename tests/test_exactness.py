@@ -1,4 +1,5 @@
-"""Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed here."""
+"""Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed in
+helpers/exactness.py."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from exactness import (
     VARIED_PROMPTS,
     answers,
     assert_same,
-    counts,
     policy_for,
     with_length,
 )
@@ -38,6 +38,7 @@ from stridelm.models.store import save_folder
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
+from tally import counts
 from tiny import FAMILIES, plain_network, random_heads
 
 BATCHES = (8, 8, 3, 1)
@@ -252,8 +253,10 @@ def draft_checkpoint(builtin_checkpoint: Checkpoint, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> LanguageModel:
-    return assembled(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
+def builtin_model(
+    builtin_checkpoint: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: TorchGate | None
+) -> LanguageModel:
+    return assembled(builtin_checkpoint, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])

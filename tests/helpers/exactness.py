@@ -1,7 +1,6 @@
 """Decoders against the naive reference: prompts, settings, and what compares and counts."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -15,9 +14,9 @@ from stridelm.decode.speculative import Speculative
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings
 from stridelm.types import Sequence
+from tally import counts
 
 log = logging.getLogger("exactness")
-counts: Counter[str] = Counter()
 SETTINGS = {
     "greedy": SamplingParams(),
     "temperature": SamplingParams(temperature=0.8, seed=1),
@@ -85,13 +84,6 @@ VARIED_PROMPTS = (
     "the third evening he opened the box, turned the handle, and the wall of the mill filled with light and people "
     "who moved.",
 )
-
-
-def report() -> list[str]:
-    """What was compared, for the end of a test run."""
-    if not counts:
-        return []
-    return [f"exactness: {counts['cases']} cases, {counts['tokens']} tokens, {counts['near-tie']} ended by a near-tie"]
 
 
 def with_length(params: SamplingParams, max_tokens: int) -> SamplingParams:
