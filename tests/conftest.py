@@ -11,7 +11,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports kernels: they run without a GPU, slowly
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import tally
 from assembly import assembled
@@ -32,7 +32,7 @@ from training import train as train
 from training import whole as whole
 
 # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tests run in two processes, each on a core of its own
 
@@ -175,8 +175,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # one of several processes
-        session.config.workeroutput["tally"] = tally.collected()
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes
+        output["tally"] = tally.collected()
 
 
 @pytest.hookimpl(optionalhook=True)

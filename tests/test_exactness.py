@@ -25,6 +25,7 @@ from exactness import (
     VARIED_PROMPTS,
     answers,
     assert_same,
+    expected_of,
     policy_for,
     with_length,
 )
@@ -70,7 +71,7 @@ def compare(
 ) -> None:
     """All decoders on all prompts as a batch, and on so many of them by themselves."""
     params = with_length(SETTINGS[setting], tokens)
-    expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
+    expected = [expected_of(oracle, ids, params, model.target.eos_ids) for ids in prompts]
     for decoder in DECODERS:
         if lacks(model, decoder):
             continue
@@ -105,7 +106,7 @@ def test_predictions(
     params, oracle = with_length(SETTINGS[setting], 40), plain_network(str(tiny_folder("llama")))
     for text in PROMPTS[:2]:
         ids = language_model.encode(text, raw=True)
-        expected = reference(oracle, ids, params, language_model.target.eos_ids)
+        expected = expected_of(oracle, ids, params, language_model.target.eos_ids)
         policy = policy_for(decoder, language_model, [ids], [expected])
         made = [make([decision.token for decision in expected]) for make in PREDICTIONS.values()]
         batched = answers(language_model, policy, [ids] * len(made), params, predictions=made)
@@ -149,7 +150,7 @@ def test_batch_sizes(decoder: str, language_model: LanguageModel, tiny_folder: C
     texts = [f"{number}: {'ab' * number} and so on {'xyz' * (number % 3)}" for number in range(8)]
     prompts = [language_model.encode(text, raw=True) for text in texts]
     oracle = plain_network(str(tiny_folder("llama")))
-    expected = [reference(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
+    expected = [expected_of(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
     policy = policy_for(decoder, language_model, prompts, expected)
     for size in (1, 2, 8):
         for start in range(0, 8, size):
@@ -163,7 +164,7 @@ def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
 ) -> None:
     params = SamplingParams(max_tokens=36)
     ids = language_model.encode(PROMPTS[0], raw=True)
-    expected = [reference(plain_network(str(tiny_folder("llama"))), ids, params, language_model.target.eos_ids)]
+    expected = [expected_of(plain_network(str(tiny_folder("llama"))), ids, params, language_model.target.eos_ids)]
     forwards = {}
     for name in ("right", "wrong"):
         policy = policy_for(name, language_model, [ids], expected)
@@ -189,7 +190,7 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
         language_model.engine.add(sequence)
         while sequence.finish_reason is None:
             step_of(language_model.engine)
-        assert_same(f"choice {choice}", reference(oracle, ids, params, frozenset(), choice=choice), sequence.output)
+        assert_same(f"choice {choice}", expected_of(oracle, ids, params, frozenset(), choice=choice), sequence.output)
         texts.append(sequence.output)
     assert texts[0] == texts[2] != texts[1]
 
@@ -204,7 +205,7 @@ def test_drafts_that_are_right_but_not_run(
     params = with_length(SETTINGS[setting], 32)
     for text in PROMPTS:
         ids = model.encode(text, raw=True)
-        expected = reference(plain_network(str(tiny_folder("llama"))), ids, params, target.eos_ids)
+        expected = expected_of(plain_network(str(tiny_folder("llama"))), ids, params, target.eos_ids)
         for nodes in (1, 2):
             policy = model._policy(DecodeSettings("ensemble", k=8, nodes=nodes))
             (tokens,) = answers(model, policy, [ids], params)

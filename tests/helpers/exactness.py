@@ -5,8 +5,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
+import torch
+
 from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
-from reference import NEAR_TIE, Decision, first_departure
+from reference import NEAR_TIE, Decision, first_departure, reference
 from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.contracts import Grammar, Policy
@@ -123,6 +125,19 @@ def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expect
         known = [[decision.token for decision in decisions] for decisions in expected]
         return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
     return model._policy(DecodeSettings(name))
+
+
+_written: dict[tuple[object, ...], list[Decision]] = {}
+
+
+def expected_of(
+    oracle: torch.nn.Module, prompt: list[int], params: SamplingParams, eos_ids: frozenset[int], *, choice: int = 0
+) -> list[Decision]:
+    """What the reference writes: worked out once, however many decoders are compared with it."""
+    key = (oracle, tuple(prompt), repr(params), eos_ids, choice)
+    if key not in _written:
+        _written[key] = reference(oracle, prompt, params, eos_ids, choice=choice)
+    return _written[key]
 
 
 def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:

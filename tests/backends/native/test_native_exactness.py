@@ -103,7 +103,7 @@ def test_plain_decoding_equals_a_loop_without_a_cache(tiny_model: LanguageModel)
 @pytest.fixture(scope="module", params=["int16", "int8"])
 def builtin_native(request: pytest.FixtureRequest) -> LanguageModel:
     skip_without_kernels()
-    settings = LoadSettings(backend="native", cache_tokens=16384, activations=request.param)
+    settings = LoadSettings(backend="native", cache_tokens=16384, threads=1, activations=request.param)
     return stridelm.load(settings=settings)
 
 
