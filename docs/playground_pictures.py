@@ -10,7 +10,7 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests" / "helpers"))
+sys.path.insert(0, str(DOCS.parent / "tests" / "helpers" / "serve"))
 from browser import open_browser, watched_page  # noqa: E402
 from real_server import serve_in_process  # noqa: E402
 

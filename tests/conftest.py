@@ -1,6 +1,5 @@
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports kernels: they run without a GPU, slowly
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+import tally
 from assembly import assembled
 from command_line import call as call
 from counting import Conversion, convert_counting
@@ -32,10 +32,30 @@ from training import train as train
 from training import whole as whole
 
 # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
-torch.set_num_threads(1)  # tiny models: threads would only wait for each other
+torch.set_num_threads(1)  # tests run in two processes, each on a core of its own
 
+TESTS = Path(__file__).parent
+LONG_FILES = (
+    "test_exactness.py",
+    "serve/playground/test_playground_browser.py",
+    "backends/gpu/test_gpu_stepper.py",
+    "test_toys.py",
+    "train/test_modes.py",
+    "backends/native/test_native_exactness.py",
+    "backends/gpu/test_gpu_forward.py",
+    "train/test_parallel.py",
+    "engine/test_own_steps_machine.py",
+    "serve/test_serve_attacks.py",
+    "serve/test_serve_load.py",
+    "serve/test_serve_lifecycle.py",
+    "cli/test_cli.py",
+    "models/test_builtin.py",
+    "train/test_train.py",
+    "backends/gpu/test_gpu_rollout.py",
+)
+"""Those that take half a minute or more, the longest first."""
 TinyFolder = Callable[..., Path]
 COST = Cost((1, 2, 8, 16, 32), (1.0, 1.05, 1.2, 1.5, 2.2), masks=0.05, mask_row=0.005)
 
@@ -124,14 +144,6 @@ def builtin_checkpoint() -> Checkpoint:
     return load_checkpoint("smollm2", LoadSettings(device="cpu"))
 
 
-@pytest.fixture
-def builtin(builtin_checkpoint: Checkpoint) -> Iterator[Checkpoint]:
-    """The built-in model, with two threads while a test uses it."""
-    torch.set_num_threads(2)
-    yield builtin_checkpoint
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def builtin_gate(builtin_checkpoint: Checkpoint) -> TorchGate | None:
     """The adapter that comes with the package, if it does."""
@@ -156,9 +168,25 @@ def roomy_model(tiny_folder: TinyFolder) -> LanguageModel:
     return assembled(target, draft, LoadSettings(cache_tokens=8192), gate, random_heads(target))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: two processes that share the files then end at about the same time."""
+    order = {TESTS / file: place for place, file in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # one of several processes
+        output["tally"] = tally.collected()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    if hasattr(node, "workeroutput"):  # it did not crash
+        tally.add(node.workeroutput["tally"])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Let those who counted or measured say what they found."""
-    for name in ("test_exactness", "test_toys"):
-        report = getattr(sys.modules.get(name), "report", list)
-        for line in report():
-            terminalreporter.write_line(line)
+    """Tell what tests counted or measured."""
+    for line in tally.lines():
+        terminalreporter.write_line(line)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import LONG_FILES, TESTS
+
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 NOUNS = ("params", "files", "stats", "types", "arrays", "contracts", "settings", "profile", "prompts", "layout")
 NOUNS += ("sampling", "verify")
@@ -87,3 +89,13 @@ def test_folders_stay_small(root: str) -> None:
         if folder.is_dir():
             modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
             assert len(modules) <= MAX_MODULES, f"{folder} has {len(modules)} modules"
+
+
+def test_lists_of_tests_name_real_ones() -> None:
+    """What `make test-quick` runs, and what `make test` begins with."""
+    for line in (TESTS / "quick.txt").read_text().splitlines():
+        path, _, test = line.partition("::")
+        assert (TESTS.parent / path).exists(), line
+        assert not test or f"def {test.split('[')[0]}(" in (TESTS.parent / path).read_text(), line
+    for file in LONG_FILES:
+        assert (TESTS / file).is_file(), file

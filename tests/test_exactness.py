@@ -1,10 +1,8 @@
-"""Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed here."""
+"""Every decoder against the naive reference, token for token. A new drafter or policy joins by being listed in
+helpers/exactness.py."""
 
-import logging
 import math
-from collections import Counter
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -16,103 +14,37 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from assembly import assembled, with_assistant, with_random_heads
-from fake_drafters import AlwaysRight, AlwaysWrong, SomewhereRight
+from exactness import (
+    BUILTIN_PROMPTS,
+    DECODERS,
+    EXACT,
+    PREDICTIONS,
+    PROMPTS,
+    READERS,
+    SETTINGS,
+    VARIED_PROMPTS,
+    answers,
+    assert_same,
+    expected_of,
+    policy_for,
+    with_length,
+)
 from reference import NEAR_TIE, Decision, first_departure, reference, replay
 from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.backends.torch.gated import TorchGate
-from stridelm.contracts import Grammar, Policy
-from stridelm.decode.speculative import Speculative
 from stridelm.models.builtin import ensure_builtin
 from stridelm.models.store import save_folder
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
+from tally import counts
 from tiny import FAMILIES, plain_network, random_heads
 
-log = logging.getLogger("exactness")
-counts: Counter[str] = Counter()
-
-SETTINGS = {
-    "greedy": SamplingParams(),
-    "temperature": SamplingParams(temperature=0.8, seed=1),
-    "hot": SamplingParams(temperature=1.5, seed=2**64 - 1),
-    "top_k": SamplingParams(temperature=1.0, top_k=5, seed=3),
-    "top_p": SamplingParams(temperature=1.0, top_p=0.8, seed=4),
-    "min_p": SamplingParams(temperature=1.0, min_p=0.1, seed=5),
-    "repetition": SamplingParams(repetition_penalty=1.3),
-    "presence": SamplingParams(temperature=0.7, presence_penalty=0.6, frequency_penalty=0.4, seed=6),
-    "bias": SamplingParams(logit_bias={65: 2.0, 66: float("-inf"), 67: -3.0}),
-    "all": SamplingParams(
-        temperature=0.9, top_k=40, top_p=0.95, min_p=0.02, repetition_penalty=1.1, presence_penalty=0.2,
-        frequency_penalty=0.1, logit_bias={70: 1.0}, seed=7,
-    ),
-}  # fmt: skip
-
-EXACT = ("autoregressive", "ngram", "draft", "self", "heads", "ensemble", "auto")
-"""The decoders that promise the text of plain decoding; one more is one more name here."""
-FAKES = {"right": AlwaysRight, "wrong": AlwaysWrong, "tree": SomewhereRight}
-DECODERS = (*EXACT, *FAKES)
-READERS = ("ngram", "ensemble", "auto")
-"""The decoders that draft from a prediction."""
-PREDICTIONS: dict[str, Callable[[list[int]], list[int]]] = {
-    "right": lambda answer: answer,
-    "wrong": lambda answer: [(token + 1) % 200 for token in answer],
-    "empty": lambda answer: [],
-    "short": lambda answer: answer[: len(answer) // 2],
-    "long": lambda answer: [*answer, *answer[:9], 5, 6, 7],
-    "edited": lambda answer: [*answer[:6], 7, 8, *answer[6:14], *answer[17:24], 9, *answer[25:]],
-    "repeated": lambda answer: [*answer[:8], *answer[4:12], *answer[:8], *answer],
-}
-"""What a prediction may be, made of the answer that is to come."""
-
-PROMPTS = ("abcabcabcabd abcabc", "The quick brown fox jumps over the lazy dog, and the quick brown", "x")
-BUILTIN_PROMPTS = (
-    "Repeat three times: the cat sat on the mat.",
-    "A train travels 60 miles in 1.5 hours. What is its average speed?",
-    "Translate to French: Good morning, my friend.",
-)
-VARIED_PROMPTS = (
-    "Hi",
-    "A baker sells 12 loaves a day at $3 each. How much does she earn in a week? Show every step.",
-    "Solve for x: 3x + 7 = 31. Then check your answer.",
-    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
-    "Write a C program that prints the multiplication table of 7.",
-    "Translate to French: The train to Paris leaves at nine o'clock, and I am still asleep.",
-    "Übersetze ins Englische: Der Hund schläft unter dem Tisch, während es draußen regnet.",
-    "¿Cuál es la capital de España y cuántos habitantes tiene?",
-    "请用中文介绍一下北京。",
-    "List ten animals that live in the sea, numbered.",
-    "Tell a short story about a lighthouse keeper and a lost whale.",
-    'Write a JSON array of five users, each with "id", "name" and "email".',
-    "Count from one to forty in words, separated by commas.",
-    "Repeat this sentence ten times: the cat sat on the mat.",
-    "Write a haiku about the first snow, then explain it.",
-    "?!... --- ((([[[ {{{ ### ~~~ ;;; ::: '' `` // <<< >>> @@@ $$$ %%% ^^^ &&& *** what is this?!",
-    "Who wrote Hamlet, when, and what is it about?",
-    "Extract all names and years: Ada Lovelace (1815-1852) met Charles Babbage in 1833; Alan Turing was born in 1912.",
-    "Explain to a child why the sky is blue.",
-    "Summarise in two sentences. The village lay at the end of a long valley, where the road turned into a path and "
-    "the path into a track for goats. In winter the snow closed it off for weeks, and the people lived on what they "
-    "had stored in autumn: cheese, dried apples, flour and salted meat. They told stories in the evenings, always the"
-    " same ones, and nobody minded, because each winter the stories came out a little different. One year a stranger "
-    "arrived just before the first storm. He carried a box with a glass front and a handle, and he would not say what"
-    " it was for. The children followed him from door to door, and the dogs followed the children. When the snow came"
-    " he was still there, and so he stayed in the house of the miller, who had a bed to spare and a curious mind. On "
-    "the third evening he opened the box, turned the handle, and the wall of the mill filled with light and people "
-    "who moved.",
-)
 BATCHES = (8, 8, 3, 1)
 """How many of the varied prompts share a run of the engine."""
 LENGTH = 64
-
-
-def report() -> list[str]:
-    """What was compared, for the end of a test run."""
-    if not counts:
-        return []
-    return [f"exactness: {counts['cases']} cases, {counts['tokens']} tokens, {counts['near-tie']} ended by a near-tie"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,62 +54,10 @@ def count_near_ties():
     assert counts["near-tie"] <= 0.02 * counts["cases"] + 1
 
 
-def with_length(params: SamplingParams, max_tokens: int) -> SamplingParams:
-    return replace(params, max_tokens=max_tokens)
-
-
-def answers(
-    model: LanguageModel,
-    policy: Policy,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    eos_ids: frozenset[int] | None = None,
-    start: Callable[[], Grammar | None] = lambda: None,
-    predictions: Items[Items[int]] = (),
-) -> list[list[int]]:
-    """Run the engine on all prompts at once. Answers end with the model's own tokens for that, or with these, and each
-    keeps to a grammar that `start` gives, if it gives one. `predictions`: one per prompt, or none at all."""
-    ends = model.target.eos_ids if eos_ids is None else eos_ids
-    sequences = [
-        Sequence(list(ids), params, policy, ends, model.target.context_length, grammar=start()) for ids in prompts
-    ]
-    for sequence, prediction in zip(sequences, predictions, strict=bool(predictions)):
-        sequence.prediction = tuple(prediction)
-    for sequence in sequences:
-        model.engine.add(sequence)
-    while any(sequence.finish_reason is None for sequence in sequences):
-        step_of(model.engine)
-        model.engine.forward.cache.check_integrity()
-    assert model.engine.forward.cache.free_blocks == model.engine.forward.cache.block_count, (
-        "blocks were not given back"
-    )
-    return [sequence.output for sequence in sequences]
-
-
-def policy_for(name: str, model: LanguageModel, prompts: list[list[int]], expected: list[list[Decision]]) -> Policy:
-    if name in FAKES:
-        known = [[decision.token for decision in decisions] for decisions in expected]
-        return Speculative(FAKES[name](dict(zip(map(tuple, prompts), known, strict=True))))
-    return model._policy(DecodeSettings(name))
-
-
 def lacks(model: LanguageModel, decoder: str) -> bool:
     """The built-in model may come without its adapter or its heads."""
     without_heads = decoder == "heads" and model._resources.heads_by_name() is None
     return without_heads or (decoder == "self" and model.gate is None)
-
-
-def assert_same(case: str, expected: list[Decision], tokens: list[int]) -> None:
-    counts["cases"] += 1
-    counts["tokens"] += len(expected)
-    at = first_departure(expected, tokens)
-    if at is None:
-        return
-    assert at < len(expected) and expected[at].margin < NEAR_TIE, (
-        f"{case}: token {at} is {tokens[at : at + 1]}, the reference has {expected[at : at + 1]}"
-    )
-    counts["near-tie"] += 1
-    log.warning("%s: near-tie at token %d, margin %.1e", case, at, expected[at].margin)
 
 
 def compare(
@@ -191,7 +71,7 @@ def compare(
 ) -> None:
     """All decoders on all prompts as a batch, and on so many of them by themselves."""
     params = with_length(SETTINGS[setting], tokens)
-    expected = [reference(oracle, ids, params, model.target.eos_ids) for ids in prompts]
+    expected = [expected_of(oracle, ids, params, model.target.eos_ids) for ids in prompts]
     for decoder in DECODERS:
         if lacks(model, decoder):
             continue
@@ -226,7 +106,7 @@ def test_predictions(
     params, oracle = with_length(SETTINGS[setting], 40), plain_network(str(tiny_folder("llama")))
     for text in PROMPTS[:2]:
         ids = language_model.encode(text, raw=True)
-        expected = reference(oracle, ids, params, language_model.target.eos_ids)
+        expected = expected_of(oracle, ids, params, language_model.target.eos_ids)
         policy = policy_for(decoder, language_model, [ids], [expected])
         made = [make([decision.token for decision in expected]) for make in PREDICTIONS.values()]
         batched = answers(language_model, policy, [ids] * len(made), params, predictions=made)
@@ -270,7 +150,7 @@ def test_batch_sizes(decoder: str, language_model: LanguageModel, tiny_folder: C
     texts = [f"{number}: {'ab' * number} and so on {'xyz' * (number % 3)}" for number in range(8)]
     prompts = [language_model.encode(text, raw=True) for text in texts]
     oracle = plain_network(str(tiny_folder("llama")))
-    expected = [reference(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
+    expected = [expected_of(oracle, ids, params, language_model.target.eos_ids) for ids in prompts]
     policy = policy_for(decoder, language_model, prompts, expected)
     for size in (1, 2, 8):
         for start in range(0, 8, size):
@@ -284,7 +164,7 @@ def test_an_always_right_drafter_strides_and_a_wrong_one_does_not(
 ) -> None:
     params = SamplingParams(max_tokens=36)
     ids = language_model.encode(PROMPTS[0], raw=True)
-    expected = [reference(plain_network(str(tiny_folder("llama"))), ids, params, language_model.target.eos_ids)]
+    expected = [expected_of(plain_network(str(tiny_folder("llama"))), ids, params, language_model.target.eos_ids)]
     forwards = {}
     for name in ("right", "wrong"):
         policy = policy_for(name, language_model, [ids], expected)
@@ -310,7 +190,7 @@ def test_choices_differ_and_repeat(language_model: LanguageModel, tiny_folder: C
         language_model.engine.add(sequence)
         while sequence.finish_reason is None:
             step_of(language_model.engine)
-        assert_same(f"choice {choice}", reference(oracle, ids, params, frozenset(), choice=choice), sequence.output)
+        assert_same(f"choice {choice}", expected_of(oracle, ids, params, frozenset(), choice=choice), sequence.output)
         texts.append(sequence.output)
     assert texts[0] == texts[2] != texts[1]
 
@@ -325,7 +205,7 @@ def test_drafts_that_are_right_but_not_run(
     params = with_length(SETTINGS[setting], 32)
     for text in PROMPTS:
         ids = model.encode(text, raw=True)
-        expected = reference(plain_network(str(tiny_folder("llama"))), ids, params, target.eos_ids)
+        expected = expected_of(plain_network(str(tiny_folder("llama"))), ids, params, target.eos_ids)
         for nodes in (1, 2):
             policy = model._policy(DecodeSettings("ensemble", k=8, nodes=nodes))
             (tokens,) = answers(model, policy, [ids], params)
@@ -374,8 +254,10 @@ def draft_checkpoint(builtin_checkpoint: Checkpoint, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture
-def builtin_model(builtin: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> LanguageModel:
-    return assembled(builtin, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
+def builtin_model(
+    builtin_checkpoint: Checkpoint, draft_checkpoint: Checkpoint, builtin_gate: TorchGate | None
+) -> LanguageModel:
+    return assembled(builtin_checkpoint, draft_checkpoint, LoadSettings(cache_tokens=8192), builtin_gate)
 
 
 @pytest.mark.parametrize("setting", ["greedy", "all"])

@@ -1,10 +1,8 @@
 """Toy prompts: where a text is easy to foresee strides are long, and it is the text of plain decoding all the same."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from assembly import assembled
 from reference import NEAR_TIE, first_departure, replay
@@ -16,6 +14,7 @@ from stridelm.models.builtin import ensure_builtin
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Result
+from tally import figures
 from tiny import plain_network
 
 
@@ -46,25 +45,16 @@ PROSE = {
     "a story": Text("Tell a short story about a lighthouse keeper and a lost whale.", raw=False, tokens=64),
     "a description": Text("Describe a walk through an old town on a rainy evening.", raw=False, tokens=64),
 }
-figures: dict[tuple[str, str], float] = {}
-"""Tokens per forward by decoder and text."""
-
-
-def report() -> list[str]:
-    """The figures, for the end of a test run."""
-    return [f"tokens per forward, {decoder}, {name}: {figure:.2f}" for (decoder, name), figure in figures.items()]
 
 
 @pytest.fixture(scope="module")
-def model(builtin_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> Iterator[LanguageModel]:
+def model(builtin_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> LanguageModel:
     if builtin_gate is None:
         pytest.skip("this package comes without an adapter")
-    torch.set_num_threads(2)
     model = assembled(builtin_checkpoint, None, LoadSettings(cache_tokens=4096), builtin_gate)
     # The planner decides by what a forward costs: by this, the same everywhere, and not by the mood of the machine.
     model._resources._cost = Cost(rows=(1, 64), seconds=(100.0, 160.0))
-    yield model
-    torch.set_num_threads(1)
+    return model
 
 
 def decode(model: LanguageModel, settings: DecodeSettings, texts: dict[str, Text]) -> dict[str, Result]:
@@ -75,7 +65,7 @@ def decode(model: LanguageModel, settings: DecodeSettings, texts: dict[str, Text
     }
     results = {name: answer.result() for name, answer in answers.items()}
     for name, result in results.items():
-        figures[settings.decoder, name] = result.stats.tokens_per_forward
+        figures[f"{settings.decoder}, {name}"] = result.stats.tokens_per_forward
         assert texts[name].holds in result.text
         assert_plain(model, texts[name], result)
     return results

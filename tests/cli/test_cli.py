@@ -33,6 +33,8 @@ from stridelm.settings import DECODERS, LoadSettings, field_docs
 from stridelm.train.settings import PlaceSettings, TrainSettings
 from tiny import CONTEXT, byte_tokenizer, load_tiny, random_adapter
 
+PATIENCE = 600
+"""Seconds until a script is taken to hang."""
 SCRIPT = Path(sys.executable).with_name("stridelm")
 OPTIONS = [
     "--prompts", "--model", "--adapter", "--decoder", "--k", "--max-tokens", "--temperature", "--top-p", "--top-k",
@@ -61,7 +63,7 @@ def run_script(*arguments: str | Path, **settings: Any) -> subprocess.CompletedP
     """The installed program, with the buffered output that a user's has."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | settings
-    return subprocess.run([SCRIPT, *arguments], text=True, env=environment, check=False, timeout=60, **settings)
+    return subprocess.run([SCRIPT, *arguments], text=True, env=environment, check=False, timeout=PATIENCE, **settings)
 
 
 def write_lines(folder: Path, *entries: object) -> Path:
@@ -102,7 +104,9 @@ try:
 finally:
     print("loaded:", *sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     assert (done.returncode, done.stderr) == (0, "loaded:\n")
     assert "stridelm" in done.stdout
 
@@ -714,7 +718,7 @@ def test_the_script_answers_and_refuses(tiny_folder: Callable[..., Path]) -> Non
 def test_a_reader_that_leaves(tiny_folder: Callable[..., Path]) -> None:
     arguments = ["generate", "--model", str(tiny_folder()), "--device", "cpu", "--max-tokens", "300", "Hello"]
     command = f"{shlex.join([str(SCRIPT), *arguments])} | head -c 1"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=PATIENCE)
     assert len(done.stdout) == 1
     assert b"Traceback" not in done.stderr
     assert b"BrokenPipe" not in done.stderr

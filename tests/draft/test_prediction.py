@@ -1,7 +1,6 @@
 """Predicted text: where an answer stands in it, what is drafted from it, what is counted."""
 
 import itertools
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hashing_model import CONTEXT, END, HashForward, answer, letters
+from exactness import READERS
+from hashing_model import CONTEXT, END, HashForward, letters
+from predictions import ENDLESS, FLAT, right_answer, strides_of, with_answer
 from reference import reference
-from stepping import step_of
 from stridelm.api import LanguageModel
 from stridelm.contracts import Policy
-from stridelm.decode.cost import Cost
 from stridelm.decode.planned import Planned
 from stridelm.decode.speculative import Speculative
 from stridelm.draft.ngram import LONGEST_PREDICTION, NgramDrafter
@@ -22,12 +21,9 @@ from stridelm.draft.prediction import LONGEST_MATCH, Follower
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 from stridelm.settings import DECODERS, DecodeSettings
-from stridelm.types import PREDICTION, DraftTree, Sequence, Stride
-from test_exactness import READERS
+from stridelm.types import PREDICTION, DraftTree, Sequence
 from tiny import plain_network
 
-FLAT = Cost((1,), (1.0,))
-"""Rows are free: all that there is room for is verified."""
 TOKENS = st.lists(st.integers(0, 3), max_size=30)
 FILE = tuple(range(100, 200))
 """No two places look alike."""
@@ -191,34 +187,6 @@ def test_a_sequence_that_ended_is_forgotten() -> None:
 
 
 # In the engine
-
-
-def strides_of(engine: Engine, *sequences: Sequence) -> dict[Sequence, list[Stride]]:
-    found: dict[Sequence, list[Stride]] = {sequence: [] for sequence in sequences}
-    for sequence in sequences:
-        engine.add(sequence)
-    while any(sequence.finish_reason is None for sequence in sequences):
-        for sequence, stride in step_of(engine):
-            found[sequence].append(stride)
-        engine.forward.cache.check_integrity()
-    return found
-
-
-ENDLESS = SamplingParams(max_tokens=120, logit_bias={END: float("-inf")}, seed=1)
-
-
-def with_answer(seed: int, policy: Policy, params: SamplingParams = ENDLESS, choice: int = 0) -> Sequence:
-    """A sequence of the hashing model whose prediction is its answer, but for one token in the middle."""
-    prompt = random.Random(seed).choices(range(END), k=20)
-    sequence = Sequence(prompt, params, policy, frozenset({END}), CONTEXT, choice=choice)
-    right = answer(prompt, params, sequence.seed, choice)
-    middle = len(right) // 2
-    sequence.prediction = (*right[:middle], (right[middle] + 1) % END, *right[middle + 1 :])
-    return sequence
-
-
-def right_answer(sequence: Sequence) -> list[int]:
-    return answer(sequence.tokens[: sequence.prompt_length], sequence.params, sequence.seed, sequence.choice)
 
 
 def test_strides_say_how_many_drafts_came_from_the_prediction() -> None:

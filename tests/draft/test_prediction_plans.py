@@ -1,8 +1,7 @@
 """Predictions among other drafts: when the planner asks for them, when masks hang beside them, who is credited."""
 
-from test_prediction import ENDLESS, FLAT, right_answer, strides_of, with_answer
-
 from hashing_model import CONTEXT, HashForward, letters
+from predictions import ENDLESS, FLAT, right_answer, strides_of, with_answer
 from stridelm.api import LanguageModel
 from stridelm.decode.planned import Planned
 from stridelm.decode.rates import Trial

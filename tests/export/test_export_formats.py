@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_gguf_file import kinds_of, network_of, tokenizer_of
 
 from command_line import Call, assert_refused
+from gguf_written import kinds_of, network_of, tokenizer_of
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.export import run as export_command
 from stridelm.models.adapter import save_adapter

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_gguf_file import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
 from transformers import PreTrainedModel
 
 from bench.engines import llama_serving
 from bench.engines.llama_serving import chat, complete, serving
 from command_line import Call
+from gguf_written import ENDS, LLAMA_3, SYNTHETIC, network_of, tokenizer_of
 from stridelm.export.gguf_file import write_gguf
 from stridelm.params import InputError
 from stridelm.train.students.full_student import FullStudent, save_full

@@ -22,7 +22,7 @@ def serve_command(model: str, scratch: Path) -> dict[str, str]:
 
 def save_tiny_with_infill(folder: Path) -> Path:
     """Random weights whose tokenizer has the tokens that mark what is before and behind a gap."""
-    sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it
+    sys.path.append(str(Path(__file__).parents[1] / "helpers"))  # as pytest has it
     from tiny import byte_tokenizer, save_tiny
 
     save_tiny(folder, vocab_size=264, max_position_embeddings=2048)

@@ -26,11 +26,14 @@ PROMPT = list(range(1, 24))
 
 
 @pytest.mark.parametrize(
-    ("family", "merges"), [*((family, True) for family in FAMILIES), ("qwen2", False)], ids=lambda each: str(each)
+    ("family", "merges"),
+    [*((family, True) for family in FAMILIES if family != "llama"), ("qwen2", False)],
+    ids=lambda each: str(each),
 )
 def test_it_says_what_torch_says(family: str, merges: bool, tiny_folder: Callable[..., Path]) -> None:
     """A prompt, a plain step, trees with masks off several nodes, and two texts at once, over a cache that keeps what
-    the steps before have left. The adapter is merged into weights for mask rows, or runs beside them."""
+    the steps before have left. The adapter is merged into weights for mask rows, or runs beside them. A Llama is a
+    Qwen 2 without biases; its texts are compared in test_gpu_stepper.py."""
     folder = tiny_folder(family)
     adapter = random_adapter(load_tiny(folder))
     _, ours = load_gpu(folder, adapter, merges=merges)
@@ -60,21 +63,22 @@ def test_it_says_what_torch_says(family: str, merges: bool, tiny_folder: Callabl
 def test_a_rows_bits_do_not_depend_on_its_block(merges: bool, tiny_folder: Callable[..., Path]) -> None:
     """A path of a tree, alone and among other branches and masks, and the same tokens one by one: not almost equal."""
     folder = tiny_folder("mistral")
+    prompt = PROMPT[:14]  # longer than the window; the rows behind it reach into the next block of the cache
     _, forward = load_gpu(folder, random_adapter(load_tiny(folder)), merges=merges)
 
     def after_prompt(*blocks: Block) -> list[torch.Tensor]:
         table = forward.cache.open()
         said: list[torch.Tensor] = []
-        for block in (make_block(0, PROMPT), *blocks):
+        for block in (make_block(0, prompt), *blocks):
             (output,) = forward(lay_out([block]), [table])
             forward.cache.keep(table, range(block.pending))
             said.append(output.logits_WV)
         forward.cache.free(table)
         return said[1:]
 
-    (in_tree,) = after_prompt(make_block(23, [3], TREE, anchors=[ROOT, 2], masks=3))
-    (in_chain,) = after_prompt(make_block(23, [3], DraftTree.chain([8, 9], "x")))
-    one_by_one = after_prompt(make_block(23, [3]), make_block(24, [8]), make_block(25, [9]))
+    (in_tree,) = after_prompt(make_block(14, [3], TREE, anchors=[ROOT, 2], masks=3))
+    (in_chain,) = after_prompt(make_block(14, [3], DraftTree.chain([8, 9], "x")))
+    one_by_one = after_prompt(make_block(14, [3]), make_block(15, [8]), make_block(16, [9]))
     for row, node in enumerate((0, 4, 5)):
         assert torch.equal(in_tree[node], in_chain[row])
         assert torch.equal(in_tree[node], one_by_one[row][0])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import stridelm
+from exactness import BUILTIN_PROMPTS, EXACT, PROMPTS, VARIED_PROMPTS, answers
 from native import forward_of, load_native, skip_without_kernels
 from stridelm.api import LanguageModel
 from stridelm.backends.torch.heads import save_heads
@@ -18,7 +19,6 @@ from stridelm.layout import lay_out, make_block
 from stridelm.models.adapter import save_adapter
 from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings, LoadSettings
-from test_exactness import BUILTIN_PROMPTS, EXACT, PROMPTS, VARIED_PROMPTS, answers
 from tiny import heads_config, load_tiny, random_adapter, random_heads, save_tiny
 
 SETTINGS = {
@@ -103,7 +103,7 @@ def test_plain_decoding_equals_a_loop_without_a_cache(tiny_model: LanguageModel)
 @pytest.fixture(scope="module", params=["int16", "int8"])
 def builtin_native(request: pytest.FixtureRequest) -> LanguageModel:
     skip_without_kernels()
-    settings = LoadSettings(backend="native", cache_tokens=16384, activations=request.param)
+    settings = LoadSettings(backend="native", cache_tokens=16384, threads=1, activations=request.param)
     return stridelm.load(settings=settings)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Stored
-from test_gguf import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
 
 import stridelm
+from gguf_models import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
 from native import cache_at, deviation, forward_of, load_native
 from stridelm import InputError, LoadSettings
 from stridelm.backends import load as backends

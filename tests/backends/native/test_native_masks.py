@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_native_forward import PREFIXES, save_shape
 
 from native import deviation, forward_of, load_native, rounded, rounded_network
+from native_shapes import PREFIXES, save_shape
 from reference import mask_row_outputs
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.gate import NativeGate

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_native_forward import save_shape
 
 from native import BUILDS, cache_at
+from native_shapes import save_shape
 from stridelm.models.adapter import save_adapter
 from tiny import load_tiny, random_adapter
 

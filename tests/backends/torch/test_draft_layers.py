@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_gguf import logits_of as engine_logits
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import stridelm
 from assembly import assembled
 from command_line import Call, assert_refused
+from gguf_models import logits_of as engine_logits
 from reference import NEAR_TIE, first_departure, replay
 from stridelm.api import LanguageModel
 from stridelm.backends.torch import draft_source

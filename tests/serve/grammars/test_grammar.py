@@ -10,6 +10,17 @@ import numpy as np
 import pytest
 
 from assembly import assembled, with_random_heads
+from exactness import (
+    DECODERS,
+    EXACT,
+    PREDICTIONS,
+    READERS,
+    SETTINGS,
+    answers,
+    assert_same,
+    policy_for,
+    with_length,
+)
 from grammars import BYTES, EOS_ID, GRAMMARS, PERSON, bytes_of, compiled, is_person, naive
 from reference import reference
 from stepping import step_of
@@ -22,17 +33,6 @@ from stridelm.params import InputError, SamplingParams
 from stridelm.settings import DECODERS as ALL_DECODERS
 from stridelm.settings import DecodeSettings, LoadSettings
 from stridelm.types import Sequence
-from test_exactness import (
-    DECODERS,
-    EXACT,
-    PREDICTIONS,
-    READERS,
-    SETTINGS,
-    answers,
-    assert_same,
-    policy_for,
-    with_length,
-)
 from tiny import plain_network
 
 PROMPTS = ("abcabcabcabd abcabc", 'Like {"a": "bc", "b": true} or {"a": "x"}: yes, yes, no, abracadabra, 12-12-', "x")

@@ -106,14 +106,14 @@ def test_special_tokens_are_no_text(source: str, language_model: LanguageModel) 
     assert np.flatnonzero(grammar.allowed([])).tolist() == tokens_of("b")
 
 
-def test_special_tokens_of_a_real_tokenizer_are_no_text(builtin: Checkpoint) -> None:
-    model = assembled(builtin, None, LoadSettings(cache_tokens=1024))
-    tokenizer, start = builtin.tokenizer, compiled(model, {"type": "string"})
+def test_special_tokens_of_a_real_tokenizer_are_no_text(builtin_checkpoint: Checkpoint) -> None:
+    model = assembled(builtin_checkpoint, None, LoadSettings(cache_tokens=1024))
+    tokenizer, start = builtin_checkpoint.tokenizer, compiled(model, {"type": "string"})
     inside = start().allowed(tokenizer.encode('"a'))
     assert inside.sum() > 40_000 and not inside[tokenizer.all_special_ids].any()
     done = start().allowed(tokenizer.encode('"a"'))
-    assert np.flatnonzero(done).tolist() == sorted(builtin.eos_ids)
-    tokens = [*tokenizer.encode('"née 日本 🙂"'), *builtin.eos_ids]
+    assert np.flatnonzero(done).tolist() == sorted(builtin_checkpoint.eos_ids)
+    tokens = [*tokenizer.encode('"née 日本 🙂"'), *builtin_checkpoint.eos_ids]
     assert start().accepts([], tokens) == len(tokens)
 
 
