@@ -1,4 +1,4 @@
-"""Tables of what bench/gpu.py has measured: against what issue 11 asks for, then in detail.
+"""Tables of what bench/gpu.py has measured: beside their goals, then in detail.
 
 python bench/gpu_tables.py [FILE]        prints them
 """
@@ -13,7 +13,7 @@ from stridelm.settings import PLAIN
 
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 SHARE, OVER_PEER, OVER_COMPILED, WIDE, WIDE_LARGE = 0.75, 10.0, 1.35, 1.3, 1.2
-"""What is asked for: of tokens per forward; of transformers' `generate`; of a compiled step; of 64 rows over one."""
+"""Goals: share of the tokens per forward; over transformers' `generate`; over a compiled step; 64 rows over one."""
 WITHIN = 1.1
 """How far `stridelm bench` may be from `decode`."""
 _NAMES = {PLAIN: "one token at a time", "self": "`self`", "auto": "`auto`", "transformers": "transformers `generate`"}
@@ -28,7 +28,7 @@ def gpu() -> str:
 
 
 def gpu_in_short() -> str:
-    """One user, for the README."""
+    """One user, for docs/performance.md."""
     results = json.loads(RESULT.read_text(encoding="utf-8"))
     groups, compiled, exact = results["decode"]["groups"], results["compile"], results["exact"]["comparisons"][0]
     rows = [
@@ -57,7 +57,7 @@ def gpu_in_short() -> str:
 def gpu_tables(results: Figures) -> str:
     """Everything that the results hold, part by part; what they do not hold is left out."""
     bars = list(_bars(results))
-    tables = [_lines(["", "measured", "asked for", ""], bars)] if bars else []
+    tables = [_lines(["", "measured", "goal", "reached"], bars)] if bars else []
     for part, make in _DETAILS.items():
         if _has_figures(results, part):
             tables.append(make(results[part]))
@@ -69,7 +69,7 @@ def _has_figures(results: Figures, part: str) -> bool:
 
 
 def _bars(results: Figures) -> Iterator[Row]:
-    """Every figure that something was asked of, met or missed as measured."""
+    """Every figure that has a goal, and whether it was reached."""
     parts = {part: results[part] for part in results if _has_figures(results, part)}
     if "decode" in parts:
         yield from _decode_bars(parts["decode"])
@@ -133,7 +133,7 @@ def _bar(name: str, found: Figures, asked: float, *, most: bool = False) -> Row:
 
 
 def _verdict(is_met: bool) -> str:
-    return "met" if is_met else "**missed**"
+    return "yes" if is_met else "no"
 
 
 # In detail

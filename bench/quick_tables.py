@@ -1,4 +1,4 @@
-"""The README's table of a `stridelm bench` report."""
+"""The table of a `stridelm bench` report in docs/performance.md."""
 
 from pathlib import Path
 

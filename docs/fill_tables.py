@@ -22,6 +22,7 @@ from gpu_tables import gpu, gpu_in_short  # noqa: E402
 from llama_tables import llama_cpp, noise_rows  # noqa: E402
 from prediction_tables import prediction  # noqa: E402
 from quick_tables import quick  # noqa: E402
+from readme_tables import expectations  # noqa: E402
 from scale_tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from unverified_tables import failure_table, quality_table  # noqa: E402
 from vllm_tables import vllm, vllm_check  # noqa: E402
@@ -79,7 +80,7 @@ def _row(name: str, entry: dict[str, Any]) -> str:
 
 
 def conversion() -> str:
-    """In short, for the README."""
+    """In short, for docs/performance.md."""
     entries = read("acceptance.json")
     lines = ["| prompts | tokens per forward |", "|---|---|"]
     for name, entry in entries.items():
@@ -103,7 +104,7 @@ def speed() -> str:
 
 
 def decoders() -> str:
-    """What `auto` does, for the README."""
+    """What `auto` does on a CPU in float32, for docs/performance.md."""
     figures = read("decoders.json")
     bars, kinds, where = figures["bars"], figures["bars"]["by_kind"], figures["machine"]
     slowest = min((kind for kind in kinds if kind != "noise"), key=lambda kind: kinds[kind]["mean"])
@@ -196,7 +197,7 @@ def drafters() -> str:
 
 
 def serving() -> str:
-    """The server under load, for the README."""
+    """The server under load, for docs/performance.md."""
     figures = read("serving.json")
     where = figures["machine"]
     lines = [
@@ -229,7 +230,7 @@ TABLES = {
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
-    "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction,
+    "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
 }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+sys.path[:0] = [str(DOCS.parent / "tests" / place) for place in ("helpers", "serve/playground")]
 from browser import open_browser, watched_page  # noqa: E402
+
 from real_server import serve_in_process  # noqa: E402
 
 REPORT = DOCS.parent / "bench" / "results" / "bench-quick.json"

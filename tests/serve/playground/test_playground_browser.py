@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_browser, serious_findings, watched_page
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from browser import open_browser, serious_findings, watched_page
 from real_server import ProcessServer, serve_in_process, serve_in_thread, until
 from stepping_model import PROMPT, stepping_model
 from stridelm.api import LanguageModel
