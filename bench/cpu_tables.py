@@ -35,7 +35,7 @@ def cpu() -> str:
     same = content["identical_plain_and_multi"]
     pairs = ", ".join(f"{each['identical']} of {each['compared']} in {name}" for name, each in same.items())
     lines.append(
-        f"\nMedians, greedy, 128 tokens, all on one Q4_1 file. `auto` and one token at a time wrote the same: {pairs}. "
+        f"\nMedians, greedy, 128 tokens, all on one Q4_1 file. Identical answers with and without `auto`: {pairs}. "
         f"{where['processor']}, {where['threads']} threads, llama.cpp {content['versions']['llama.cpp']['version']}, "
         f"{where['date']}."
     )

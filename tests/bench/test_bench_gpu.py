@@ -478,7 +478,7 @@ def test_a_table_says_which_goals_were_reached() -> None:
     ):
         assert line in told
     assert "**projection**, not measured" in told
-    assert "`batches`, not measured for want of time: 64 users." in told
+    assert "`batches`, not measured (out of time): 64 users." in told
     assert "`large` broke off: RuntimeError: no memory" in told
     assert "NVIDIA H200, bfloat16, torch 2.11, transformers 5.17, triton 3.6, commit abc." in told
 
