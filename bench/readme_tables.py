@@ -13,7 +13,7 @@ Row = tuple[str, str, str, str, str]
 def expectations() -> str:
     """`auto` over plain decoding and over the peer that people use there, at its best."""
     cpu, gpu = (json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in ("cpu.json", "gpu.json"))
-    heads = ("", "one token at a time", "`auto`", "over one at a time", "over the usual peer, at its best")
+    heads = ("", "one token at a time", "`auto`", "over one at a time", "over the usual peer, at its best setting")
     rows = [heads, ("---",) * len(heads), _cpu(cpu), _small(gpu), _large(gpu)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{table}\n\n{_notes(cpu, gpu)}"
@@ -25,7 +25,7 @@ def _cpu(cpu: dict[str, Any]) -> Row:
     plain, auto = (figures[f"{way} int16"]["decoding_tokens_per_s"]["median"] for way in ("plain", "multi"))
     return (
         f"CPU, {cpu['machine']['cores']} cores, 4-bit, 135M", f"{plain:.0f} tokens/s", f"{auto:.0f} tokens/s",
-        _ratio(ratios["multi_vs_plain"]), f"{best}: {_ratio(ratios[PEERS[best]])}",
+        _ratio(ratios["multi_vs_plain"]), f"{best}, same file: {_ratio(ratios[PEERS[best]])}",
     )  # fmt: skip
 
 
