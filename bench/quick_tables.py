@@ -1,4 +1,4 @@
-"""The README's table of a `stridelm bench` report."""
+"""The table of a `stridelm bench` report in docs/performance.md."""
 
 from pathlib import Path
 
@@ -33,9 +33,9 @@ def quick_table(report: Report) -> str:
         lines.append(f"| {suite} | {figures[suite, report.baseline].speed.median:.0f} tokens/s | {' | '.join(cells)} |")
     settings, made = report.settings, report.circumstances
     lines.append(
-        f"\nWhole answers, the prompt's reading included: {settings['max_tokens']} tokens at most, "
-        f"{settings['rounds']} round, {settings['questions_per_suite']} questions a suite; texts are those of one "
-        f"token at a time where nothing else is said. {made['machine']['processor']}, {made['machine']['cores']} "
+        f"\nWhole answers, reading the prompt included: at most {settings['max_tokens']} tokens, "
+        f"{settings['rounds']} round, {settings['questions_per_suite']} questions per suite; texts are identical to "
+        f"one token at a time unless stated. {made['machine']['processor']}, {made['machine']['cores']} "
         f"cores, {made['date'][:10]}, {made['commit']}."
     )
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from bench.engines.vllm_tables import vllm, vllm_check  # noqa: E402
 from bench.frontier.tables import adaptation, frontier  # noqa: E402
 from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
+from bench.readme_tables import expectations  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -79,7 +80,7 @@ def _row(name: str, entry: dict[str, Any]) -> str:
 
 
 def conversion() -> str:
-    """In short, for the README."""
+    """In short, for docs/performance.md."""
     entries = read("acceptance.json")
     lines = ["| prompts | tokens per forward |", "|---|---|"]
     for name, entry in entries.items():
@@ -103,7 +104,7 @@ def speed() -> str:
 
 
 def decoders() -> str:
-    """What `auto` does, for the README."""
+    """What `auto` does on a CPU in float32, for docs/performance.md."""
     figures = read("decoders.json")
     bars, kinds, where = figures["bars"], figures["bars"]["by_kind"], figures["machine"]
     slowest = min((kind for kind in kinds if kind != "noise"), key=lambda kind: kinds[kind]["mean"])
@@ -196,7 +197,7 @@ def drafters() -> str:
 
 
 def serving() -> str:
-    """The server under load, for the README."""
+    """The server under load, for docs/performance.md."""
     figures = read("serving.json")
     where = figures["machine"]
     lines = [
@@ -229,7 +230,7 @@ TABLES = {
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
-    "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction,
+    "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and of the README, from what run.py, threads.py and start.py have written."""
+"""The tables of docs/performance.md, from what run.py, threads.py and start.py have written."""
 
 import json
 import statistics
@@ -35,7 +35,7 @@ def cpu() -> str:
     same = content["identical_plain_and_multi"]
     pairs = ", ".join(f"{each['identical']} of {each['compared']} in {name}" for name, each in same.items())
     lines.append(
-        f"\nMedians, greedy, 128 tokens, all on one Q4_1 file. `auto` and one token at a time wrote the same: {pairs}. "
+        f"\nMedians, greedy, 128 tokens, all on one Q4_1 file. Identical answers with and without `auto`: {pairs}. "
         f"{where['processor']}, {where['threads']} threads, llama.cpp {content['versions']['llama.cpp']['version']}, "
         f"{where['date']}."
     )
@@ -63,7 +63,7 @@ def rows() -> str:
     """T(q)."""
     content = _read("cpu.json")["rows"]
     widths = list(next(iter(content["seconds"].values())))
-    lines = [f"| ms for so many rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
+    lines = [f"| ms by number of rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
     for name, seconds in content["seconds"].items():
         lines.append(
             f"| {name} | {' | '.join(f'{statistics.median(seconds[width]) * 1000:.1f}' for width in widths)} |"
@@ -75,7 +75,7 @@ def threads() -> str:
     """By threads, on two machines."""
     content = {name: _read(f"{name}.json") for name in ("threads", "threads-16-cores")}
     widths = list(content["threads"]["int16, 1 threads"])
-    lines = [f"| cores | threads | ms for so many rows: {' | '.join(widths)} |", "|---|---|" + "---|" * len(widths)]
+    lines = [f"| cores | threads | ms by number of rows: {' | '.join(widths)} |", "|---|---|" + "---|" * len(widths)]
     for entry in content.values():
         for count in (1, 2, 4, 8, 16):
             for activations in ("int16", "int8"):

@@ -1,4 +1,4 @@
-"""Tables of what bench/gpu/run.py has measured: against what issue 11 asks for, then in detail.
+"""Tables of what bench/gpu/run.py has measured: beside their goals, then in detail.
 
 python bench/gpu/tables.py [FILE]        prints them
 """
@@ -13,7 +13,7 @@ from stridelm.settings import PLAIN
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
 SHARE, OVER_PEER, OVER_COMPILED, WIDE, WIDE_LARGE = 0.75, 10.0, 1.35, 1.3, 1.2
-"""What is asked for: of tokens per forward; of transformers' `generate`; of a compiled step; of 64 rows over one."""
+"""Goals: share of the tokens per forward; over transformers' `generate`; over a compiled step; 64 rows over one."""
 WITHIN = 1.1
 """How far `stridelm bench` may be from `decode`."""
 _NAMES = {PLAIN: "one token at a time", "self": "`self`", "auto": "`auto`", "transformers": "transformers `generate`"}
@@ -28,7 +28,7 @@ def gpu() -> str:
 
 
 def gpu_in_short() -> str:
-    """One user, for the README."""
+    """One user, for docs/performance.md."""
     results = json.loads(RESULT.read_text(encoding="utf-8"))
     groups, compiled, exact = results["decode"]["groups"], results["compile"], results["exact"]["comparisons"][0]
     rows = [
@@ -47,8 +47,8 @@ def gpu_in_short() -> str:
     made = results["decode"]["circumstances"]
     return (
         f"{table}\n\nGreedy, up to {results['decode']['tokens']} tokens, medians. {exact['identical_tokens']:,} of "
-        f"{exact['tokens']:,} tokens of {exact['prompts']} answers are plain decoding's own. A plain step takes "
-        f"{compiled['our_step']['median']:.2f} ms; transformers' network under `torch.compile` takes "
+        f"{exact['tokens']:,} tokens of {exact['prompts']} answers are identical to plain decoding's. A plain step "
+        f"takes {compiled['our_step']['median']:.2f} ms; transformers' network under `torch.compile` takes "
         f'{compiled["compiled"]["median"]:.2f} ms ("reduce-overhead", static cache). {made["machine"]["device"]}, '
         f"{made['dtype']}, torch {made['versions']['torch']}, transformers {made['versions']['transformers']}."
     )
@@ -57,7 +57,7 @@ def gpu_in_short() -> str:
 def gpu_tables(results: Figures) -> str:
     """Everything that the results hold, part by part; what they do not hold is left out."""
     bars = list(_bars(results))
-    tables = [_lines(["", "measured", "asked for", ""], bars)] if bars else []
+    tables = [_lines(["", "measured", "goal", "reached"], bars)] if bars else []
     for part, make in _DETAILS.items():
         if _has_figures(results, part):
             tables.append(make(results[part]))
@@ -69,7 +69,7 @@ def _has_figures(results: Figures, part: str) -> bool:
 
 
 def _bars(results: Figures) -> Iterator[Row]:
-    """Every figure that something was asked of, met or missed as measured."""
+    """Every figure that has a goal, and whether it was reached."""
     parts = {part: results[part] for part in results if _has_figures(results, part)}
     if "decode" in parts:
         yield from _decode_bars(parts["decode"])
@@ -99,7 +99,7 @@ def _bars(results: Figures) -> Iterator[Row]:
         )
         right = f"{found['compared'] - len(found['wrong']):,} of {found['compared']:,} answers as alone"
         rest = f"{len(found['errors'])} errors, {found['blocks_left']} blocks left"
-        yield [f"{_users(count)}, coming and going", f"{right}, {rest}", "all, none, none", _verdict(is_met)]
+        yield [f"{_users(count)}, arriving and leaving", f"{right}, {rest}", "all, none, none", _verdict(is_met)]
     for group, ways in parts.get("agreement", {}).get("groups", {}).items():
         for way, found in ways.items():
             ratio = found["ratio"]
@@ -133,7 +133,7 @@ def _bar(name: str, found: Figures, asked: float, *, most: bool = False) -> Row:
 
 
 def _verdict(is_met: bool) -> str:
-    return "met" if is_met else "**missed**"
+    return "yes" if is_met else "no"
 
 
 # In detail
@@ -155,8 +155,8 @@ def _decode(found: Figures) -> str:
                     f"{each['tokens_per_forward']:.2f}", up, over, same,
                 ]
             )  # fmt: skip
-    heads = ["one user", "", "tokens/s", "ms a token", "tokens per forward", "over plain", "over transformers"]
-    return _lines([*heads, "tokens as plain decoding's"], rows)
+    heads = ["one user", "", "tokens/s", "ms per token", "tokens per forward", "over plain", "over transformers"]
+    return _lines([*heads, "tokens identical to plain decoding"], rows)
 
 
 def _steps(found: Figures) -> str:
@@ -166,12 +166,12 @@ def _steps(found: Figures) -> str:
         for count, each in found["forward"].items()
     ]
     name = f"{found['shape']} with random weights, " if "shape" in found else ""
-    forward = _lines([f"{name}rows of a forward, context {found['context']}", "ms", "with masks, ms"], rows)
+    forward = _lines([f"{name}rows per forward, context {found['context']}", "ms", "with masks, ms"], rows)
     whole = [
         [drafts, str(each["rows"]), _spread(each, 3), *_parts_of_step(found.get("parts", {}).get(drafts, {}))]
         for drafts, each in found["steps"].items()
     ]
-    return f"{forward}\n\n{_lines([f'{name}drafts of a step', 'rows', 'step, ms', *_PARTS.values()], whole)}"
+    return f"{forward}\n\n{_lines([f'{name}drafts per step', 'rows', 'step, ms', *_PARTS.values()], whole)}"
 
 
 def _parts_of_step(parts: Figures) -> Row:
@@ -207,7 +207,7 @@ def _batches(found: Figures) -> str:
         ]
         for count, each in found["users"].items()
     ]  # fmt: skip
-    heads = ["users", "plain, tokens/s in all", "`auto`", "", "tokens per forward", "answers as plain's"]
+    heads = ["users", "plain, total tokens/s", "`auto`", "", "tokens per forward", "answers identical to plain"]
     return _lines(heads, rows)
 
 
@@ -220,8 +220,8 @@ def _arrivals(found: Figures) -> str:
         ]
         for count, each in found["users"].items()
     ]  # fmt: skip
-    heads = [f"users, one every {found['gap_milliseconds']:.0f} ms", "asked", "answered whole", "left before", "greedy"]
-    return _lines([*heads, "sampled", "own forwards", "host's", "tokens/s in all"], rows)
+    heads = [f"users, one every {found['gap_milliseconds']:.0f} ms", "requests", "answered", "left early", "greedy"]
+    return _lines([*heads, "sampled", "own forwards", "host's", "total tokens/s"], rows)
 
 
 def _agreement(found: Figures) -> str:
@@ -246,7 +246,7 @@ def _exact(found: Figures) -> str:
         for one in each["departures"]
     ]
     if not rows:
-        return "No answer departed from plain decoding."
+        return "No answer differed from plain decoding."
     return _lines(["departures of", "from", "prompt", "at token", "margin of the two best logits"], rows)
 
 
@@ -289,16 +289,16 @@ def _notes(results: Figures) -> list[str]:
         if found["error"]:
             notes.append(f"`{part}` broke off: {found['error']}")
         if not found["is_complete"] and not found["error"] and not found["left_out"]:
-            notes.append(f"`{part}` was stopped before its end: what is missing was not measured.")
+            notes.append(f"`{part}` was stopped early: what is missing was not measured.")
         if found["left_out"]:
-            notes.append(f"`{part}`, not measured for want of time: {'; '.join(found['left_out'])}.")
+            notes.append(f"`{part}`, not measured (out of time): {'; '.join(found['left_out'])}.")
         versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("torch", "transformers", "triton"))
         place = f"{made['machine']['device']}, {made['dtype']}, {versions}, commit {made['commit']}"
         places.setdefault(place, []).append(part)
     for place, parts in places.items():
         notes.append(f"{', '.join(f'`{part}`' for part in parts)}: {place}.")
     if results:
-        notes.append("Medians, and in brackets what four fifths of the times lie between.")
+        notes.append("Medians; in brackets the range of the middle 80 % of the times.")
     return notes
 
 

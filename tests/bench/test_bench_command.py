@@ -1,4 +1,4 @@
-"""`stridelm bench` from the command line to the page, on a tiny model; and the README's table, in shape."""
+"""`stridelm bench` from the command line to the page, on a tiny model; and the table of docs/performance.md."""
 
 import json
 import subprocess

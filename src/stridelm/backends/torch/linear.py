@@ -2,7 +2,7 @@
 more than one over one row.
 
 Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Three orders avoid that
-(figures in docs/architecture.md):
+(figures in docs/decisions.md):
 
     panels       for products of our own in C++, where there is a compiler: up to a dozen rows for the price of one
     transposed   in x out, for MKL on Intel: as fast as `nn.Linear` at one row, a third of its time at four
