@@ -7,12 +7,13 @@ export HF_HUB_OFFLINE ?= 1
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup browser vllm clients demo picture screenshots tables test test-slow test-cuda test-vllm test-clients lint bench clean
+.PHONY: help setup browser vllm clients demo picture screenshots tables test test-slow test-faults test-cuda test-vllm test-clients lint bench clean
 
 help:
 	@echo "make demo         race one token at a time against several, on the built-in model"
 	@echo "make test         lint, types and tests"
 	@echo "make test-slow    the long checks, too"
+	@echo "make test-faults  put forty faults of one line each into copies: which test finds each; half an hour"
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make test-clients other people's clients and test suites against the server; builds environments of 1 GB"
@@ -124,6 +125,10 @@ test-cuda: setup
 
 test-slow: setup browser
 	$(BIN)/python -m pytest -m 'slow or not slow'
+
+# FAULTS_ARGS="--help" says more.
+test-faults: setup
+	$(BIN)/python tests/faults/run.py --jobs 2 $(FAULTS_ARGS)
 
 lint: setup
 	$(BIN)/ruff check --fix .
