@@ -15,7 +15,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 _NOT_COPIED = (".git", ".venv*", ".pytest_cache", ".ruff_cache", ".hypothesis", "runs", "bench-report")
 _WHOLE_SECONDS = 7200.0
-_PYTEST = ("-q", "--tb=line", "-m", "not slow", "-n", "0", "-p", "no:cacheprovider")
+_PYTEST = ("-q", "--tb=line", "--disable-warnings", "-m", "not slow", "-n", "0", "-p", "no:cacheprovider")
 _PRELOADED = ("pytest", "hypothesis", "torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 _WHERE = "import stridelm; print(stridelm.__file__)"
 _OUTCOMES = {0: "survived", 1: "caught", 2: "caught", None: "time-out"}
@@ -209,9 +209,17 @@ def judge(fault: Fault, copies: Copies, left_out: Collection[str], *, whole: boo
 
 
 def try_all(
-    faults: list[Fault], copies: Copies, console: Console, *, whole: bool, jobs: int, seconds: float
+    faults: list[Fault],
+    copies: Copies,
+    console: Console,
+    save: Callable[[dict[str, Outcome]], None],
+    *,
+    whole: bool,
+    jobs: int,
+    seconds: float,
 ) -> dict[str, Outcome]:
-    """What becomes of each fault. A test counts if it fails with a fault and passes without it."""
+    """What becomes of each fault. A test counts if it fails with a fault and passes without it. `save` is told of the
+    outcomes so far."""
     outcomes: dict[str, Outcome] = {}
     left_out: set[str] = set()
     with ProcessPoolExecutor(jobs, mp_context=_FORK) as pool:
@@ -223,6 +231,7 @@ def try_all(
                     outcome = outcomes[fault.name] = next(tried)
                     where = outcome.test or outcome.why or fault.breaks
                     console.print(f"{outcome.outcome:<9} {fault.name:<36} {outcome.seconds:5.0f} s  {where}")
+                    save(outcomes)
                 status.update("running the tests that failed without a fault")
                 found = sorted({outcomes[fault.name].test for fault in faults} - {""})
                 clean = pool.submit(copies.pytest, copies.clean, found, _WHOLE_SECONDS).result() if found else None
@@ -272,9 +281,8 @@ def main(
     preload()
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         copies = Copies(tree.resolve(), Path(scratch).resolve())
-        outcomes = try_all(chosen, copies, console, whole=whole, jobs=jobs, seconds=seconds)
-    if json_file:
-        json_file.write_text(json.dumps(as_json(outcomes, tree), indent=1) + "\n")
+        save = partial(write, json_file, tree)
+        outcomes = try_all(chosen, copies, console, save, whole=whole, jobs=jobs, seconds=seconds)
     raise typer.Exit(summarise(outcomes, console))
 
 
@@ -285,10 +293,13 @@ def _found(fault: Fault, tree: Path) -> str:
         return f"lost: {lost}"
 
 
-def as_json(outcomes: dict[str, Outcome], tree: Path) -> dict[str, Any]:
+def write(file: Path | None, tree: Path, outcomes: dict[str, Outcome]) -> None:
+    if file is None:
+        return
     command = ["git", "-C", str(tree), "describe", "--always", "--dirty"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return {"commit": commit, "faults": {name: asdict(outcome) for name, outcome in outcomes.items()}}
+    found = {"commit": commit, "faults": {name: asdict(outcome) for name, outcome in outcomes.items()}}
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def summarise(outcomes: dict[str, Outcome], console: Console) -> int:
