@@ -11,13 +11,14 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-cuda test-vllm test-clients lint bench clean
+.PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-faults test-cuda test-vllm test-clients lint bench clean
 
 help:
 	@echo "make demo         race one token at a time against several, on the built-in model"
 	@echo "make test         lint, types and tests; ten minutes on two cores"
 	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); two minutes"
 	@echo "make test-slow    the long checks, too; an hour"
+	@echo "make test-faults  put forty faults of one line each into copies: which test finds each; half an hour"
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make test-clients other people's clients and test suites against the server; builds environments of 1 GB"
@@ -142,6 +143,10 @@ test-cuda: setup-dev
 
 test-slow: setup-dev browser
 	$(PYTEST) -m 'slow or not slow'
+
+# FAULTS_ARGS="--help" says more.
+test-faults: setup-dev
+	$(BIN)/python tests/faults/run.py --jobs 2 $(FAULTS_ARGS)
 
 lint: setup-dev
 	$(BIN)/ruff check --fix .
