@@ -1,4 +1,5 @@
-"""Which backend runs a model: the kernels where they fit, torch everywhere else."""
+"""Chooses the backend of a model: the native one (C++ kernels on a CPU) if it supports the model, otherwise torch or
+the GPU kernels."""
 
 import logging
 from dataclasses import replace
@@ -17,7 +18,7 @@ from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
 log = logging.getLogger("stridelm")
 
 _OWN_DTYPES = (AUTO_DTYPE, "float32")
-"""The native backend's: it has a kind of numbers of its own."""
+"""The values of --dtype that allow the native backend, which has its own number format."""
 
 
 def load_model(choice: ModelChoice) -> LoadedModel:
@@ -37,14 +38,14 @@ def load_model(choice: ModelChoice) -> LoadedModel:
                 log.warning("the native backend %s: torch serves, which is slower", _reason(error))
     if settings.activations != "int16":
         raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
-    # Here, not above: torch takes two seconds to import.
+    # Imported here, because importing torch takes two seconds.
     from stridelm.backends import network
 
     return network.load_model(choice)
 
 
 def _with_torch_drafters(loaded: LoadedModel, choice: ModelChoice) -> LoadedModel:
-    """What torch runs beside a model of the native backend: it is imported only if one of them is asked for."""
+    """Add the drafters that torch runs for a model of the native backend. Torch is imported only if one is used."""
     target = loaded.target
 
     def load_draft(name: str | Path) -> Draft:
@@ -80,6 +81,7 @@ def _check_place(settings: LoadSettings) -> None:
 
 
 def _may_be_native(settings: LoadSettings) -> bool:
-    """By what is asked for, and whether there is a GPU that would be taken: asking torch would take two seconds."""
+    """Decided by the settings, and by whether there is a GPU that would be used instead. Device files are checked,
+    because asking torch would take two seconds."""
     has_gpu = any(Path(place).exists() for place in ("/dev/nvidia0", "/dev/kfd"))
     return settings.dtype in _OWN_DTYPES and (settings.device == "cpu" or (settings.device == "auto" and not has_gpu))

@@ -1,4 +1,5 @@
-"""Models that run as transformers' network: through the GPU's kernels where these do them, through torch elsewhere."""
+"""Models that are loaded as transformers' network: they run on the GPU kernels if these support them, otherwise on
+torch."""
 
 from dataclasses import replace
 from functools import cache
@@ -29,7 +30,7 @@ def load_model(choice: ModelChoice) -> LoadedModel:
     settings, draft_model = choice.settings, choice.draft_model
     heads_folder = None if choice.heads is None else Path(choice.heads)
     folder = adapter_folder(choice.model, choice.adapter)
-    # Small files first: what is wrong with them shows before the weights are read.
+    # Small files first, so that errors in them are found before the weights are read.
     adapted = (folder, load_adapter(folder)) if folder else None
     predicting = load_heads(heads_folder) if heads_folder is not None else None
     target, converted = load_converted(choice.model, settings, adapted)
@@ -37,7 +38,7 @@ def load_model(choice: ModelChoice) -> LoadedModel:
     draft = load_given_draft(draft_model, target, settings) if draft_model and not assisting else None
     on_gpu = stacked(target.network, converted, TorchForward(target.network, TRIAL_TOKENS))
     if on_gpu is None and settings.dtype == AUTO_DTYPE and target.network.dtype != torch.float32:
-        del target  # half precision was taken for what the kernels would have made exact
+        del target  # half precision was chosen for the kernels, which are exact in it
         return load_model(replace(choice, settings=replace(settings, dtype="float32")))
     given = None if heads_folder is None or predicting is None else heads_for(target, heads_folder, *predicting)
     if on_gpu is not None:
@@ -58,8 +59,8 @@ def loaded_model(
     draft: Checkpoint | None = None,
     heads: TorchHeads | None = None,
 ) -> LoadedModel:
-    """`gate` is what `attach` gave for the target's network, or what lies beside the `weights` that the GPU backend
-    takes; `heads` were trained on it and lie on its device."""
+    """`gate`: what `attach` returned for the target's network, or the gate that belongs to `weights`, which the GPU
+    backend runs. `heads` were trained on the target and are on its device."""
     own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
 
     @cache

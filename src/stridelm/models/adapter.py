@@ -1,7 +1,7 @@
 """The adapter on disk: a named, versioned format of safetensors shards and a JSON file (docs/adapter-format.md).
 
-A gated one is applied to mask rows only, so it is not a LoRA that may be merged: names and format are of its own, so
-that no loader of plain LoRA takes it for one. One without a gate is of another format, and is merged at load.
+A gated adapter is applied to mask rows only, so it must not be merged like a LoRA: it has its own tensor names and
+format, so that no LoRA loader accepts it. An adapter without a gate has another format, and is merged when loaded.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from stridelm.params import InputError
 CONFIG = "adapter.json"
 GATED = Kind("adapter", CONFIG, "stridelm-gated-adapter")
 UNGATED = Kind("adapter", CONFIG, "stridelm-ungated-adapter")
-"""All rows pass through it, so the model that decodes with it is another one: the base with this merged into it."""
+"""All rows pass through it, so it changes the model: decoding runs the base with this adapter merged into it."""
 MASK_EMBEDDING = "mask_embedding"
 _SEQUENTIAL = "sequential_head."
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What `adapter.json` holds beside the format's name and version."""
+    """The content of `adapter.json`, apart from the format's name and version."""
 
     base: str
     """The base model's name when the adapter was trained."""
     fingerprint: str
-    """Of the base model's weights: `stridelm.backends.torch.checkpoint.fingerprint`."""
+    """Of the base model's weights: `stridelm.models.fingerprint.fingerprint`."""
     width: int
     """The base model's hidden size."""
     rank: int
@@ -39,13 +39,13 @@ class AdapterConfig:
     mask_token: str
     mask_token_id: int
     extends_vocabulary: bool
-    """Whether the mask token's id lies behind the base model's vocabulary, as no slot in it was unused."""
+    """Whether the mask token's id is beyond the base model's vocabulary, because no id in it was unused."""
     targets: tuple[str, ...]
     """The linear layers that have a low-rank part, by their names in the base model."""
     unadapted: tuple[str, ...]
-    """Layers with weights that have none: the experts of a mixture."""
+    """Layers with weights, but without a low-rank part: the experts of a mixture."""
     sequential_size: int
-    """The sequential head's state size; 0 where there is no such head."""
+    """The sequential head's state size; 0 if there is no such head."""
 
     @property
     def k(self) -> int:
@@ -73,7 +73,7 @@ class Adapter:
         return self.tensors[f"{target}.down"], self.tensors[f"{target}.up"]
 
     def sequential_head(self) -> SequentialHead | None:
-        """The head in float32, on the CPU, without gradients; None where the adapter has none."""
+        """The head in float32, on the CPU, without gradients; None if the adapter has none."""
         if not self.config.sequential_size:
             return None
         head = SequentialHead(self.config.width, self.config.sequential_size)
@@ -117,7 +117,7 @@ def load_adapter(folder: Path) -> Adapter:
 
 
 def check_takes_masks(config: PreTrainedConfig) -> None:
-    """Refuse what masks cannot go through: a mask is an embedding, and no token."""
+    """Refuse models that need a token for every row: a mask is an embedding, not a token."""
     if getattr(config.get_text_config(), "hidden_size_per_layer_input", None):
         raise InputError(
             f"{config.model_type} models with inputs per layer (hidden_size_per_layer_input) look tokens up in every "

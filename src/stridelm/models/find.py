@@ -1,4 +1,4 @@
-"""From a name, a folder, a hub id or a GGUF file to what is stored there: settings, weights and tokenizer."""
+"""Finds a model by name, folder, hub id or GGUF file, and reads its settings, weights and tokenizer."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from stridelm.params import InputError
 
 
 def read_model(name: str) -> StoredModel:
-    """All that is stored of the model that a name means."""
+    """Read everything that is stored of the model with this name."""
     folder = folder_of(name)
     if folder is not None:
         return read_folder(folder)
@@ -23,7 +23,7 @@ def read_model(name: str) -> StoredModel:
 
 
 def folder_of(name: str) -> Path | None:
-    """The Hugging Face folder that a name means, fetched where need be; None where it means a GGUF file."""
+    """The Hugging Face folder of the model with this name, downloaded if necessary; None if it is a GGUF file."""
     path = Path(name)
     if name == builtin.NAME:
         return builtin.ensure_builtin()
@@ -41,7 +41,7 @@ def read_folder(folder: Path) -> StoredModel:
         raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
     files = weight_files(folder)
     config = read_config(folder)
-    check_config(config)  # first: what is no language model may have no tokenizer
+    check_config(config)  # first, because a model of another kind may have no tokenizer
     tokenizer = read_tokenizer(folder)
     return StoredModel(config, read_weights(files), tokenizer, read_eos_ids(folder, config, tokenizer))
 
@@ -63,7 +63,7 @@ def from_hub(name: str) -> Path:
             f"{name!r} is not on this machine and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set): "
             "fetch it elsewhere and give its folder"
         ) from error
-    # A proxy, a broken connection, an unknown name: each library below the hub's client has errors of its own.
+    # A proxy, a broken connection, an unknown name: each library that the hub's client uses has its own errors.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{unknown} (the hub said: {reason})") from error

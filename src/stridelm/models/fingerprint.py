@@ -1,4 +1,4 @@
-"""By what weights are known: adapters, heads and drafts name the base model that they were trained on by it."""
+"""Fingerprints of weights: they identify the base model that adapters, heads and draft models were trained on."""
 
 import hashlib
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 from stridelm.models.store import map_weights, weight_files
 
 _VALUES = 128
-"""Per tensor, about."""
+"""Approximate number of values read per tensor."""
 
 
 def fingerprint(weights: dict[str, torch.Tensor]) -> str:
-    """A digest of every tensor's name, shape and some hundred of its values, as float32: the same whether a model is
-    stored as float32 or, without loss, as bfloat16; another after any training."""
+    """A digest of each tensor's name, shape and about a hundred of its values, as float32. It is the same if a model is
+    stored as float32 or, without loss, as bfloat16, and differs after any training."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         values = weight.flatten()
@@ -24,5 +24,5 @@ def fingerprint(weights: dict[str, torch.Tensor]) -> str:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """The same of a Hugging Face folder, of which only the values that count are read."""
+    """The fingerprint of a Hugging Face folder. Reads only the values that it needs."""
     return fingerprint(map_weights(weight_files(folder)))

@@ -1,9 +1,9 @@
-"""Models that stand alone after their conversion: every weight was tuned, and an ordinary token asks what comes next.
+"""Converted models that need no base model: every weight was tuned, and an ordinary token serves as the mask.
 
-config.json names that token as `mask_token_id`, and may say how many of them in a row were trained. To the rest of
-StrideLM such a model has an adapter without low-rank parts, which embeds a mask at any depth as that token is embedded,
-or as the depth's own token is where there are several.
-That a row is a mask is carried with the row, so the token may stand in a prompt, too.
+config.json names that token as `mask_token_id`, and may say how many masks in a row were trained. For the rest of
+StrideLM such a model has an adapter without low-rank parts: the embedding of a mask is that token's embedding, or, if
+there are several mask tokens, that of its depth's token. Each row says whether it is a mask, so the token may also
+occur in a prompt.
 """
 
 from typing import Any
@@ -17,16 +17,16 @@ from stridelm.settings import LARGEST_K
 
 MASK_TOKEN = "<|stride_mask|>"
 ROUND_VOCABULARY = 64
-"""A larger vocabulary is made a multiple of this: output matrices of odd sizes are slow on GPUs."""
+"""An extended vocabulary is padded to a multiple of this: output matrices of odd sizes are slow on GPUs."""
 MASK_NAME_KEY = "mask_token"
 MASKS_KEY = "trained_masks"
-"""The longest chain of masks that a model was trained with; our conversions say it, others may not."""
+"""The longest chain of masks that a model was trained with. Our conversions store it, others may not."""
 MASK_IDS_KEY = "mask_token_ids"
-"""The masks' ids by depth, where depths have tokens of their own: deeper masks take the last."""
+"""The masks' ids by depth, if depths have different tokens; deeper masks use the last one."""
 
 
 def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, int] | None:
-    """The name and the id of a model's own mask token; None where its config names none."""
+    """The name and the id of a model's own mask token; None if its config names none."""
     token: Any = getattr(config, MASK_KEY, None)
     if token is None:
         return None
@@ -40,8 +40,8 @@ def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[
 
 
 def own_masks(name: str, config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, list[int]] | None:
-    """The mask token of a model called `name`, and the ids of the longest chain by depth; None where its config names
-    none."""
+    """The mask token of a model called `name`, and the ids of its longest chain by depth; None if its config names no
+    mask token."""
     try:
         found = own_mask_token(config, tokenizer)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""transformers' network of a model, with its weights in it."""
+"""Builds transformers' network of a model and loads its weights."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from stridelm.models.folder_settings import quiet
 from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError
 
-logging.disable_progress_bar()  # transformers would draw one for weights that are in memory already
+logging.disable_progress_bar()  # transformers would show one for weights that are already in memory
 
 
 def build_network(
@@ -22,8 +22,8 @@ def build_network(
     *,
     attention: str = "eager",
 ) -> PreTrainedModel:
-    """The model with its weights: all of them, in the shapes that its settings name. `attention`: the name that
-    transformers knows the function by."""
+    """The model with its weights. Refuses weights that do not fit the config: missing, left over or of another shape.
+    `attention`: the name of an attention function that is registered with transformers."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{name}: {config.model_type} is not a causal language model of transformers")
     family = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
@@ -51,7 +51,7 @@ def build_network(
         raise InputError(f"{name}: the weights cannot be put into a {config.model_type} model ({error})") from error
     network, report = loaded
     wrong = sorted(key for key, *_ in report["mismatched_keys"]) + sorted(report["missing_keys"])
-    # Other parts of a larger model (a vision tower) may be left over, a layer of this one may not.
+    # Other parts of a larger model (a vision tower) may be left over, but no layers of this one.
     wrong += sorted(key for key in report["unexpected_keys"] if key.startswith("model.layers."))
     if wrong:
         raise InputError(

@@ -1,6 +1,6 @@
-"""What training adds to a base model, on disk: safetensors shards, and a JSON file that is written last.
+"""The parts that training adds to a base model, on disk: safetensors shards, and a JSON file that is written last.
 
-Adapters, heads and draft layers are folders of this form. Each has a format's name and a version; the JSON file's other
+Adapters, heads and draft layers are folders of this form. The JSON file has the format's name and version; its other
 entries are the fields of a dataclass.
 """
 
@@ -20,18 +20,18 @@ from stridelm.models.store import read_weights
 from stridelm.params import InputError
 
 SHARD_BYTES = 15_000_000
-"""Small enough for every code host and mail gateway."""
+"""Maximum size of a shard: small enough for any code host and mail gateway."""
 
 Shapes = Mapping[str, tuple[int | None, ...]]
-"""Tensor's name -> its shape; None where any size will do."""
+"""Tensor's name -> its shape, with None for dimensions of any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What kind of folder it is."""
+    """A kind of folder."""
 
     noun: str
-    """As in `copy the adapter again`; also the beginning of its shards' names."""
+    """Its name in messages, as in `copy the adapter again`, and the beginning of its shards' file names."""
     file: str
     """The JSON file."""
     format: str
@@ -39,7 +39,7 @@ class Kind:
 
 
 def save_part(folder: Path, kind: Kind, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors in bfloat16 into a folder, the JSON file last: without it there is nothing."""
+    """Write tensors in bfloat16 to a folder. The JSON file is written last: without it the folder is not valid."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, torch.Tensor]] = [{}]
     room = SHARD_BYTES
@@ -52,9 +52,9 @@ def save_part(folder: Path, kind: Kind, config: Any, tensors: Mapping[str, torch
         room -= stored.nbytes
     names = [f"{kind.noun}-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
     entry = {"format": kind.format, "version": kind.version, **asdict(config), "shards": names}
-    # All that can fail happens beside the folder's files: a full disk leaves them as they were.
+    # Everything is first written to a separate folder: if the disk is full, existing files do not change.
     working = folder / ".writing"
-    shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+    shutil.rmtree(working, ignore_errors=True)  # left by a run that was killed here
     working.mkdir()
     try:
         for name, shard in zip(names, shards, strict=True):
@@ -76,7 +76,7 @@ Config = TypeVar("Config")
 def load_part(
     folder: Path, kinds: tuple[Kind, ...], config_class: type[Config]
 ) -> tuple[Kind, Config, dict[str, torch.Tensor]]:
-    """What a folder holds, which is of one of these kinds; they share the name of their JSON file."""
+    """Read a folder of one of these kinds, which have the same name for their JSON file."""
     file = folder / kinds[0].file
     noun = kinds[0].noun
     try:
@@ -105,7 +105,7 @@ def load_part(
 
 
 def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, torch.Tensor], expected: Shapes) -> None:
-    """The very tensors that the settings promise, in their shapes, and finite."""
+    """Check that the tensors are exactly those expected, with these shapes, and finite."""
     file = folder / kind.file
     if expected.keys() != tensors.keys():
         wrong = sorted(expected.keys() ^ tensors.keys())[0]
@@ -120,7 +120,7 @@ def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, torch.Tensor],
 
 
 def check_base(folder: Path, kind: Kind, trained_on: tuple[str, str], base: tuple[str, str], remedy: str) -> None:
-    """What was trained on a base model is of use with its weights, and with no others. Each is (name, fingerprint)."""
+    """Refuse a part that was trained on other weights than those of `base`. Both are (name, fingerprint)."""
     if trained_on[1] != base[1]:
         raise InputError(
             f"{folder}: holds the {kind.noun} of {trained_on[0]} (fingerprint {trained_on[1][:12]}), but {base[0]} has "

@@ -1,13 +1,13 @@
-"""The sequential head: lets the drafts of one block fit each other.
+"""The sequential head: makes the drafts of one chain consistent with each other.
 
-The mask rows of a step are run side by side, so none of them has seen which token was drawn before it. This head reads
-that token, then each draft that is chosen, and moves the mask row's output accordingly: "panda bamboo" or "cat meat",
-not "panda meat". It is a gated recurrent cell over the depths of a chain; what it adds goes through the base model's
-own output matrix, so only the likeliest candidates of a row need to be scored anew.
+The mask rows of a step run in parallel, so none of them knows which token was drawn before it. This head reads that
+token, then each draft that is chosen, and changes the mask row's output accordingly: "panda bamboo" or "cat meat", not
+"panda meat". It is a gated recurrent cell over the depths of a chain. What it adds goes through the base model's own
+output matrix, so only the likeliest candidates of a row need new scores.
 
-Torch reads chains here and nowhere else: `SequentialHead.along` where the tokens are known, `choose_along` where each
-is chosen in the light of those before it. Copies that must agree with `choose_along`, because torch is not there or is
-too slow:
+In torch, chains are read only here: by `SequentialHead.along` if the tokens are known, by `choose_along` if each token
+is chosen given those before it. Other implementations must agree with `choose_along`; they exist because torch is not
+available there or is too slow:
 
     draft/block.py, draft/grow.py          one depth at a time through `contracts.Gate`: sampling, grammars and trees
     backends/native/sequential.h, grow.h   the same trees in C++
@@ -33,7 +33,7 @@ class SequentialHead(nn.Module):
         self.read = nn.Linear(2 * width, 2 * size)
         self.carry = nn.Linear(size, 2 * size, bias=False)
         self.write = nn.Linear(size, width, bias=False)
-        nn.init.zeros_(self.write.weight)  # at first it changes nothing
+        nn.init.zeros_(self.write.weight)  # initially it changes nothing
 
     def start(self, chains: int) -> torch.Tensor:
         return self.read.bias.new_zeros(chains, self.size)
@@ -45,8 +45,8 @@ class SequentialHead(nn.Module):
         return self.write(state_XS), state_XS
 
     def along(self, outputs_XDC: torch.Tensor, before_XDC: torch.Tensor) -> torch.Tensor:
-        """All depths of chains whose tokens are known: what to add to each output."""
-        # The part that does not wait for the depth before is one product over all of them.
+        """What to add to each output, for all depths of chains whose tokens are known."""
+        # The part that does not depend on the previous depth is one product over all depths.
         read_XDS = self._read(outputs_XDC, before_XDC)
         state_XS, states = self.start(len(outputs_XDC)).to(read_XDS.dtype), []
         for depth in range(outputs_XDC.shape[1]):
@@ -69,11 +69,11 @@ def choose_along(
     embed: Callable[[torch.Tensor], torch.Tensor],
     choose: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Choose the tokens of chains, depth by depth: the head reads each token before the next is chosen. Returns them
-    behind the given ones, X x (1 + D).
+    """Choose the tokens of chains, depth by depth: the head reads each token before the next is chosen. Returns
+    `before_X` followed by the chosen tokens, X x (1 + D).
 
     `before_X`: the token before each chain's first; `embed`: tokens -> embeddings; `choose`: (depth, outputs X x C as
-    the head moved them) -> tokens. Without a head the outputs are chosen from as they are."""
+    the head changed them) -> tokens. Without a head the outputs are used as they are."""
     tokens = [before_X]
     state_XS = None if head is None else head.start(len(outputs_XDC))
     for depth, output_XC in enumerate(outputs_XDC.unbind(dim=1)):
@@ -85,5 +85,5 @@ def choose_along(
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Of mean square one: families differ in how large their outputs and embeddings are."""
+    """Scale to a mean square of one: model families differ in the scale of outputs and embeddings."""
     return functional.rms_norm(x, x.shape[-1:])

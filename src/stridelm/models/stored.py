@@ -1,4 +1,4 @@
-"""What is stored of a model, wherever it lies, in transformers' terms."""
+"""A model as it is stored, in transformers' terms."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A folder's or a GGUF file's, read whole."""
+    """The content of a model folder or a GGUF file."""
 
     config: PreTrainedConfig
     weights: dict[str, torch.Tensor]
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
-    """The tokens that end an answer: of text, of turn, of message."""
+    """The tokens that end an answer: end of text, of turn, of message."""

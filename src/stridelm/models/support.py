@@ -1,4 +1,4 @@
-"""What a model's settings say of its layers, and which models are refused by them."""
+"""What a model's config says about its layers, and which models are refused because of it."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ _LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 
 
 class UnsupportedModel(InputError):
-    """The model does something that our attention does not do."""
+    """The model needs something that our attention does not support."""
 
 
 def check_config(whole: PreTrainedConfig) -> None:
-    """Refuse, by name, what our attention would have to do otherwise."""
+    """Refuse models with features that our attention does not support; the message names the feature."""
     family, config = whole.model_type, whole.get_text_config()
     if getattr(whole, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{family} is an encoder-decoder model: only decoder-only models are supported")
@@ -36,7 +36,7 @@ def check_config(whole: PreTrainedConfig) -> None:
     if unknown:
         raise UnsupportedModel(f"{family} has layers of kind {', '.join(unknown)}, which StrideLM does not do")
     for name in ("attention_chunk_size", "alibi", "use_bidirectional_attention"):
-        # Gemma 4's pictures see themselves whole; texts have none of them.
+        # Gemma 4 uses bidirectional attention within images only ("vision"), and texts have no images.
         if getattr(config, name, None) not in (None, False, "vision"):
             raise UnsupportedModel(f"{family} uses {name}, which StrideLM does not do")
     rotary = _rotary_types(getattr(config, "rope_parameters", None)) & _LENGTH_DEPENDENT_ROTARY
@@ -48,7 +48,7 @@ def check_config(whole: PreTrainedConfig) -> None:
 
 
 def _rotary_types(parameters: Any) -> set[str]:
-    """The rotary types named in a config, which may keep one set of parameters or one per kind of layer."""
+    """The rotary types named in a config, which may have one set of parameters or one per kind of layer."""
     if not isinstance(parameters, dict):
         return set()
     nested = [_rotary_types(value) for value in parameters.values()]
@@ -56,7 +56,7 @@ def _rotary_types(parameters: Any) -> set[str]:
 
 
 def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """The sliding window that the settings give a layer."""
+    """The sliding window of a layer, by the config; None if it has none."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if kinds is not None:
@@ -65,13 +65,13 @@ def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
 
 
 def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
-    """Kind of layer -> the last of that kind with keys and values of its own: those behind it (Gemma 4) read these."""
+    """Kind of layer -> the last one of that kind with its own keys and values; later ones (Gemma 4) read these."""
     kinds = getattr(config, "layer_types", None) or []
     return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
 
 
 def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
-    """Layer -> the one whose keys and values it reads instead of its own."""
+    """Layers without their own keys and values -> the layer whose keys and values they read."""
     kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
     first = len(kinds) - _borrowers(config)
     return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}

@@ -1,4 +1,4 @@
-"""What is known of a loaded model, whichever backend runs it; and all that a backend loads."""
+"""A loaded model, independent of the backend that runs it, and everything that a backend loads with it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target(ABC):
-    """A model, with its tokenizer and what the engine needs to know of it. A backend's own kind holds the weights."""
+    """A model: its tokenizer, and what the engine needs to know about it. Backends' subclasses hold the weights."""
 
     name: str
     tokenizer: "TextTokenizer"
@@ -21,28 +21,29 @@ class Target(ABC):
     context_length: int
     vocabulary: int
     fingerprint: str
-    """Of the weights as stored, whatever precision they run in: what an adapter was trained on."""
+    """Identifies the weights as stored, independent of the precision in which they run. Adapters name the fingerprint
+    of the model that they were trained on."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What a claim of exactness is with respect to."""
+        """The reference that exact decoding is compared with, in words."""
 
     @property
     @abstractmethod
     def is_verified_exactly(self) -> bool:
-        """Whether verified decoding may be called exact: what a row says depends on the rows beside it hardly or not at
-        all."""
+        """Whether verified decoding may be called exact: a row's output depends little or not at all on the other rows
+        of the step."""
 
     @property
     @abstractmethod
     def device(self) -> str:
-        """What it runs on, for records: `CPU`, or a GPU's name."""
+        """The device that it runs on, for records: `CPU`, or a GPU's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A second model, which proposes."""
+    """A second model, which proposes tokens."""
 
     target: Target
     forward: Forward
@@ -53,21 +54,21 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a backend loads: the model, and what there is to decode it with."""
+    """Everything that a backend loads: the model, and the parts that can draft for it."""
 
     target: Target
     forward: Forward
-    """Its gate, where it has one, lets steps hold masks."""
+    """If it has a gate, steps may have mask rows."""
     draft: Draft | None = None
     """The draft model that the user gave."""
     heads: Heads | None = None
     """The prediction heads that the user gave."""
     own_draft: Callable[[], Draft] | None = None
-    """Gives the draft model that comes with the model: loaded when first called, and once."""
+    """Returns the draft model that comes with the model; it is loaded once, at the first call."""
     own_heads: Callable[[], Heads] | None = None
     """The same for prediction heads."""
     assistant: Assistant | None = None
-    """Drafts in a draft model's place, over the cache of `forward`."""
+    """Drafts instead of a draft model, and reads the cache of `forward`."""
 
     @property
     def has_given_draft(self) -> bool:
@@ -75,7 +76,7 @@ class LoadedModel:
         return self.draft is not None or self.assistant is not None
 
     def with_caches(self, tokens: int) -> "LoadedModel":
-        """The same with other, empty caches of `tokens` tokens: for another engine."""
+        """The same model with new, empty caches of `tokens` tokens: for another engine."""
         draft = None if self.draft is None else self.draft.with_cache(tokens)
         forward = self.forward.with_cache(tokens)
         assistant = None if self.assistant is None else self.assistant.reading(forward)

@@ -1,7 +1,7 @@
 """Adapters without a gate: merged into the base model when it is loaded, so that all rows pass through them.
 
-What is left beside the merged weights are the mask embeddings: to the rest of StrideLM the model has an adapter without
-low-rank parts, as one that stands alone has.
+Only the mask embeddings, and a sequential head if there is one, remain beside the merged weights. So for the rest of
+StrideLM the model has an adapter without low-rank parts, like a model whose mask is one of its own tokens.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ def merge(network: PreTrainedModel, adapter: Adapter) -> None:
 
 
 def masks_alone(adapter: Adapter) -> Adapter:
-    """What an adapter that was merged still brings."""
+    """What remains of an adapter once its low-rank parts are merged."""
     low_rank = tuple(f"{target}.{factor}" for target in adapter.config.targets for factor in ("down", "up"))
     tensors = {name: tensor for name, tensor in adapter.tensors.items() if name not in low_rank}
     return Adapter(replace(adapter.config, targets=(), rank=0), tensors)

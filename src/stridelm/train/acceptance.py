@@ -1,9 +1,9 @@
-"""How good a conversion is, whatever the machine: the walk that exact decoding takes with masks at every node.
+"""How good a conversion is, independent of the machine: simulates exact decoding with masks at every node.
 
-The forward that reads the prompt writes one token; every later one takes the drafts that its predecessor's masks left
-where the path ended, as far as they are the answer's own, and one token more. The answer is known and its keys and
-values are there, so many walks go on side by side, and only the chains that they meet are run: a third of all. Heads
-and draft models are measured by the same walk.
+The forward pass that reads the prompt emits one token. Each later pass accepts the drafts proposed by the previous
+pass's masks at the point where its accepted path ended, as long as they agree with the answer, and emits one more
+token. The answer and its keys and values are known in advance, so many texts are simulated side by side, and only the
+chains that are reached are run: a third of all. Heads and draft models are measured in the same way.
 
 Shape letters: B texts, T tokens of a text, K masks of a chain, C model width.
 """
@@ -20,9 +20,9 @@ from stridelm.train.rollouts import Text
 from stridelm.train.students.passes import ChainPass
 from stridelm.train.students.student import OutputHead, computing_in, flat_places, read_texts
 
-_LEAST_BORDER = 128
+_MIN_BORDER = 128
 _CACHED_TOKENS = 16384
-"""Tokens of texts that are held side by side."""
+"""Maximum number of tokens, padding included, of the texts that are measured side by side."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class Tally:
     tokens: int = 0
     forwards: int = 0
     reached: list[int] = field(default_factory=list)
-    """Per depth, how often a draft was looked at."""
+    """Per depth, how often a draft was checked."""
     accepted: list[int] = field(default_factory=list)
     by_context: dict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
-    """Upper border of the context's length -> tokens, forwards."""
+    """Upper limit of the context's length -> tokens, forward passes."""
 
     @property
     def tokens_per_forward(self) -> float:
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def acceptance(self) -> list[float]:
-        """Per depth, how many of the drafts that were looked at were taken."""
+        """Per depth, the fraction of the checked drafts that were accepted."""
         return [taken / seen if seen else 0.0 for taken, seen in zip(self.accepted, self.reached, strict=True)]
 
     @property
@@ -79,7 +79,7 @@ class Tally:
 
 
 class Walk:
-    """The walk over one answer: what every forward takes of the drafts that lie ready for it."""
+    """Decoding of one answer: how many of the available drafts each forward pass accepts."""
 
     def __init__(self, prompt_length: int, answer_length: int, masks: int) -> None:
         self.prompt_length = prompt_length
@@ -93,15 +93,15 @@ class Walk:
 
     @property
     def anchor(self) -> int:
-        """The position whose chain gives the next forward's drafts: one before the last token written."""
+        """The position whose chain gives the next forward pass its drafts: the one before the last emitted token."""
         return self.prompt_length + self.tally.tokens - 2
 
     def step(self, hits_K: np.ndarray) -> None:
-        """One forward. hits[d]: the chain off the anchor proposes the answer's own token at depth d."""
-        # The last token of a step is its own draw, so no draft is needed for the last of the answer.
-        most = min(len(hits_K), self.answer_length - self.tally.tokens - 1)
+        """One forward pass. hits[d]: whether the anchor's chain proposes the answer's own token at depth d."""
+        # The last token of a step is drawn, not drafted, so the answer's last token needs no draft.
+        limit = min(len(hits_K), self.answer_length - self.tally.tokens - 1)
         taken = 0
-        while taken < most:
+        while taken < limit:
             self.tally.reached[taken] += 1
             if not hits_K[taken]:
                 break
@@ -111,7 +111,7 @@ class Walk:
 
     def _emit(self, tokens: int) -> None:
         context = self.prompt_length + self.tally.tokens
-        border = max(_LEAST_BORDER, 1 << (context - 1).bit_length())  # a power of two
+        border = max(_MIN_BORDER, 1 << (context - 1).bit_length())  # a power of two
         self.tally.tokens += tokens
         self.tally.forwards += 1
         self.tally.by_context[border][0] += tokens
@@ -119,19 +119,19 @@ class Walk:
 
 
 Propose = Callable[[torch.Tensor], torch.Tensor]
-"""Anchors (B x 1) -> what is proposed from there (B x K), each draft given that those before it are the text's own:
-that is how far one looks."""
+"""Anchors (B x 1) -> the tokens proposed from there (B x K). Each draft assumes that the drafts before it are the
+text's own tokens, since drafts behind a wrong one are not checked."""
 
 
 class Reader(Protocol):
-    """What proposes tokens, as far as a measurement is concerned."""
+    """Anything that proposes tokens and can be measured."""
 
     drafts: int
-    """K: proposals from one place."""
+    """K: number of proposals from one anchor."""
     device: torch.device
 
     def __call__(self, ids_BT: torch.Tensor) -> Propose:
-        """Read texts, in order to propose from places in them."""
+        """Read the texts; returns a function that proposes from anchors in them."""
         ...
 
 
@@ -139,7 +139,8 @@ class MaskReader:
     """Chains of masks."""
 
     def __init__(self, teacher: Any, student: Any, *, with_sequential: bool = True) -> None:
-        """`student` is a Student or a FullStudent. One whose real rows are trained reads the text itself."""
+        """`student` is a Student or a FullStudent. The text is read by the student if its real rows are trained,
+        otherwise by the teacher."""
         self.reads = student.network if student.judges_anchor else teacher
         self.student = student
         self.drafts = student.masks
@@ -162,7 +163,7 @@ class MaskReader:
 
 
 class HeadsReader:
-    """Prediction heads off the anchor's final hidden state."""
+    """Prediction heads on the anchor's final hidden state."""
 
     def __init__(self, teacher: Any, heads: Any) -> None:
         self.teacher, self.heads = teacher, heads
@@ -182,7 +183,7 @@ class HeadsReader:
 
 
 class ModelReader:
-    """A draft model, which writes on from the newest token."""
+    """A draft model, which continues from the newest token."""
 
     def __init__(self, network: Any, drafts: int) -> None:
         self.network, self.drafts = network, drafts
@@ -209,7 +210,7 @@ class Measure:
 
     @torch.no_grad()
     def __call__(self, texts: Iterable[Text]) -> Iterator[tuple[Text, Tally]]:
-        """Every text with its tally. Those with answers of like length go together: they end together."""
+        """Every text with its tally. Texts with answers of similar length run together, so that they end together."""
         waiting: list[Text] = []
         for text in sorted(texts, key=lambda text: len(text.tokens) - text.prompt_length):
             width = max(len(other.tokens) for other in [*waiting, text])
@@ -222,7 +223,7 @@ class Measure:
 
     def _measure(self, texts: list[Text]) -> Iterator[tuple[Text, Tally]]:
         drafts = self.reader.drafts
-        # Room behind the end: the last chains reach beyond it, and there is nothing to find.
+        # Padding of -1 behind the end: the last chains reach beyond it, and nothing there counts as a hit.
         ids_BT = np.full((len(texts), max(len(text.tokens) for text in texts) + drafts + 1), -1)
         for row, text in enumerate(texts):
             ids_BT[row, : len(text.tokens)] = text.tokens

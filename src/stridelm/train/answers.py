@@ -1,4 +1,4 @@
-"""A model's own greedy answers to a file of prompts, as texts to measure on."""
+"""A model's own greedy answers to the prompts of a file, for measurements."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from stridelm.train.rollouts import Report, Text
 def greedy_answers(
     checkpoint: Checkpoint, lines: list[PromptLine], max_tokens: int, batch: int, report: Report
 ) -> dict[int, Text]:
-    """By the prompts' numbers, `batch` of them written at once."""
+    """Prompt number -> its text. `batch` answers are generated at once."""
     prompts: list[RolloutPrompt] = []
     for line in lines:
         try:
@@ -21,7 +21,7 @@ def greedy_answers(
         except InputError as error:
             raise InputError(f"{line.place}: {error}") from error
         prompts.append(RolloutPrompt(tuple(tokens), min(max_tokens, checkpoint.context_length - len(tokens))))
-    # Prompts of like length together: a long one among short ones would make all of them wide.
+    # Prompts of similar length run together: one long prompt would widen the cache of all others in its batch.
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     texts: dict[int, Text] = {}
     for start in range(0, len(order), batch):

@@ -1,8 +1,8 @@
-"""Which texts and anchors a step trains on: a pure function of the seed and the step, so that a resumed run goes on as
-if nothing had happened.
+"""Which texts and anchors a step trains on: a pure function of the seed and the step, so that a resumed run continues
+with the same batches.
 
-Texts lie in buckets by length (the full length, a half, a quarter, ...). A batch takes one bucket's texts; it always
-has the same number of tokens and of chains, so the model's layers see one shape.
+Texts are grouped into buckets by length (the full length, a half, a quarter, ...). A batch takes texts of one bucket
+and always has the same number of tokens and of chains, so the model's layers see a single shape.
 """
 
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from stridelm.params import InputError
 from stridelm.train.rollouts import Text
 from stridelm.train.settings import TrainSettings
 
-_NARROWEST = 128
-_LEAST_ANSWER, _LEAST_CHAINED = 1, 3
-"""Tokens of an answer; with chains an anchor, a mask and a token that the mask has to find."""
+_MIN_WIDTH = 128
+_MIN_ANSWER, _MIN_CHAINED_ANSWER = 1, 3
+"""Minimum tokens of an answer. With chains: an anchor, a mask and the token that the mask has to predict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B texts of T tokens, padded behind, with A anchors each, rising."""
+    """B texts of T tokens, padded at the end, each with A anchors in rising order."""
 
     ids_BT: np.ndarray
     lengths_B: np.ndarray
     anchors_BA: np.ndarray
     prompts_B: np.ndarray
-    """How many tokens of each are the prompt's."""
+    """Number of prompt tokens of each text."""
 
 
 class Batches:
-    """All steps' batches."""
+    """The batch of each step, by `batches[step]`."""
 
     def __init__(self, texts: list[Text], settings: TrainSettings) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def coverage(self) -> dict[str, int]:
-        """How much of what there is is trained on."""
+        """How many of the texts are used, left out and cut off."""
         cut = sum(len(text.tokens) > self.settings.length for text in self.texts)
         return {"texts_used": len(self.texts), "texts_left_out": self.left_out, "texts_cut": cut}
 
@@ -86,15 +86,15 @@ class Batches:
 
 
 def usable(text: Text, settings: TrainSettings) -> bool:
-    """Whether there is something to learn from it, cut as it will be."""
-    least = _LEAST_CHAINED if settings.has_anchors else _LEAST_ANSWER
-    return min(len(text.tokens), settings.length) - text.prompt_length >= least
+    """Whether enough of the answer is left to train on once the text is cut to `--length`."""
+    minimum = _MIN_CHAINED_ANSWER if settings.has_anchors else _MIN_ANSWER
+    return min(len(text.tokens), settings.length) - text.prompt_length >= minimum
 
 
 def _widths(settings: TrainSettings) -> list[tuple[int, int]]:
-    """Bucket widths, each with the longest length that belongs to the next narrower one."""
+    """Bucket widths, each with the width of the next narrower bucket (0 for the last)."""
     widths = [settings.length]
-    while widths[-1] % 2 == 0 and widths[-1] // 2 >= _NARROWEST and settings.anchors % (2 ** len(widths)) == 0:
+    while widths[-1] % 2 == 0 and widths[-1] // 2 >= _MIN_WIDTH and settings.anchors % (2 ** len(widths)) == 0:
         widths.append(widths[-1] // 2)
     return list(zip(widths, [*widths[1:], 0], strict=True))
 
@@ -104,7 +104,7 @@ def make_batch(texts: list[Text], width: int, anchors: int, chance: np.random.Ge
     lengths = np.array([min(len(text.tokens), width) for text in texts])
     for row, text in enumerate(texts):
         ids_BT[row, : lengths[row]] = text.tokens[: lengths[row]]
-    # From the last token of the prompt to the last from which a mask still has something to find.
+    # Anchors: from the last token of the prompt to the last token whose first mask still has a token to predict.
     prompts = np.array([text.prompt_length for text in texts])
     first = prompts[:, None] - 1
     drawn = chance.random((len(texts), anchors)) * (lengths[:, None] - 2 - first)

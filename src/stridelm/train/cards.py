@@ -1,4 +1,4 @@
-"""What a model card says that something is, by the way it was made; `record.write_card` says the rest."""
+"""The first part of a model card, for each `--mode`: what was trained. `record.write_card` adds the rest."""
 
 from stridelm.backends.torch.draft_layers import DraftConfig
 from stridelm.backends.torch.heads import HeadsConfig

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: what is trained, the optimiser's moments, and the step in the name. Whole or not there.
+"""Checkpoints of a run: the trained parameters and the optimiser's moments, with the step in the file's name.
 
-`checkpoint-000500.safetensors` is in place before the one before is removed: whatever moment a run is killed at, the
-newest is complete.
+Checkpoints are written atomically, and the previous one is removed only once `checkpoint-000500.safetensors` is in
+place. So the newest checkpoint is complete, whenever a run is killed.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def save_checkpoint(
     folder: Path, step: int, parameters: dict[str, nn.Parameter], optimiser: torch.optim.AdamW, team: Team
 ) -> None:
-    """Every process of a team takes part, the first one writes."""
+    """Every process of a team must call this; the first one writes."""
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         tensors[name] = gather(parameter)
@@ -34,7 +34,7 @@ def save_checkpoint(
 
 
 def load_checkpoint_state(folder: Path, parameters: dict[str, nn.Parameter], optimiser: torch.optim.AdamW) -> int:
-    """Put the newest checkpoint into place; returns how many steps it has behind it, 0 if there is none."""
+    """Load the newest checkpoint; returns the number of steps done by then, 0 if there is no checkpoint."""
     found = checkpoints(folder)
     if not found:
         return 0
@@ -44,7 +44,7 @@ def load_checkpoint_state(folder: Path, parameters: dict[str, nn.Parameter], opt
         with torch.no_grad():
             parameter.copy_(scatter(tensors[name], parameter))
         optimiser.state[parameter] = {
-            # Where the optimiser itself would have put it.
+            # On the device where the optimiser itself would have created it.
             "step": torch.tensor(float(step), device=parameter.device if optimiser.defaults["fused"] else "cpu"),
             **{moment: scatter(tensors[f"{moment}/{name}"], parameter) for moment in _MOMENTS},
         }
@@ -57,5 +57,5 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """By their steps."""
+    """Step -> file."""
     return {int(file.stem.removeprefix(_PREFIX)): file for file in folder.glob(f"{_PREFIX}*.safetensors")}

@@ -1,6 +1,6 @@
-"""The ways to convert a model, by `--mode`: the student, its objective, its measurement, and what goes to disk.
+"""The ways to convert a model, by `--mode`: the student, its objective, its evaluation, and how it is saved.
 
-A new way is a student with its objective and a line in the table at the end.
+To add a mode, write a student with its objective, and add an entry to the table at the end.
 """
 
 from collections.abc import Callable
@@ -31,19 +31,19 @@ Save = Callable[[Path | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a mode brings to a run."""
+    """What a mode contributes to a run."""
 
     student: Any
     objective: ChainObjective | RowObjective
     measure: Measure | None
-    """None where nothing is proposed: then the loss on held-out answers is measured."""
+    """None if the student proposes nothing: then the evaluation is the loss on held-out answers."""
     save: Save
-    """Into a folder; the file that makes it whole comes last. Every process of a team takes part: those that are not to
-    write give None."""
+    """Saves into a folder; the file that marks it as complete is written last. Every process of a team must call this;
+    processes other than the first pass None and write nothing."""
     card: str
-    """What it is, for its model card."""
+    """The beginning of its model card: what was trained."""
     shards: bool = False
-    """Whether processes that train together hold a part of the weights each."""
+    """Whether the weights are sharded over the processes that train together."""
 
 
 def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
@@ -135,7 +135,7 @@ def _check_full(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> 
 
 
 def _check_heads(_checkpoint: Checkpoint, _settings: TrainSettings, _team: Team) -> None:
-    """Heads fit every model."""
+    """Heads work with every model."""
 
 
 def _check_draft(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
@@ -145,17 +145,17 @@ def _check_draft(checkpoint: Checkpoint, settings: TrainSettings, team: Team) ->
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What is known of a way to convert before it has begun."""
+    """A way to convert a model: what is known before training starts."""
 
     make: Callable[[Checkpoint, TrainSettings], Conversion]
     check: Callable[[Checkpoint, TrainSettings, Team], None]
-    """Refuses, before anything is made, what the model cannot become."""
+    """Refuses a model that this mode cannot convert, before anything is written."""
     result: str
-    """The file without which a run has no result."""
+    """The file that a finished run has written."""
     values: Callable[[Any, TrainSettings], int]
-    """(network, settings) -> about how many numbers are trained, for an estimate of the room that a run needs."""
+    """(network, settings) -> approximate number of trained parameters, to estimate the disk space of a run."""
     usage: Callable[[str, str], list[str]]
-    """(model, folder) -> options of `stridelm generate` that use what a run left."""
+    """(model, folder) -> options of `stridelm generate` that use the result."""
 
 
 WAYS: dict[str, Mode] = {
@@ -176,5 +176,5 @@ WAYS: dict[str, Mode] = {
 
 
 def make_conversion(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
-    torch.manual_seed(settings.seed)  # the student's first weights
+    torch.manual_seed(settings.seed)  # for the student's initial weights
     return WAYS[settings.mode].make(checkpoint, settings)

@@ -1,5 +1,5 @@
-"""One token a step for every place of `DenseTexts`: plain decoding through transformers' layers, greedy or at a
-temperature. On a GPU a step is a CUDA graph, and the host reads one step while the next one runs.
+"""Plain decoding through transformers' layers, greedy or sampled: each step emits one token for every place of
+`DenseTexts`. On a GPU a step is a CUDA graph, and the host reads the results of one step while the next one runs.
 
 Shape letters: B places, C model width, V vocabulary.
 """
@@ -25,14 +25,14 @@ NOTHING = Emitted((), ())
 @dataclass(eq=False, slots=True)
 class _Text:
     length: int
-    """Once the steps that were launched are part of it."""
+    """Length once all launched steps are done."""
     room: int
-    """As far as steps were collected; 0 once the text has ended."""
+    """Tokens that may still be emitted, as of the last collected step; 0 once the text has ended."""
     samples: bool
 
 
 class DenseStepper:
-    """Keeps `contracts.Stepper`."""
+    """Implements `contracts.Stepper`."""
 
     obeys = frozenset({"max_tokens", "temperature", "seed", "choice", "eos_ids", "is_traced"})
     drafts = 0
@@ -40,18 +40,18 @@ class DenseStepper:
 
     def __init__(self, texts: DenseTexts, ends: frozenset[int]) -> None:
         self.texts, self.places, self.ends = texts, texts.places, ends
-        # The next step needs nothing from the host. On a CPU it would only keep the host waiting.
+        # On a GPU the next step can start before the host has read this one. On a CPU that would only delay the host.
         self.max_in_flight = 2 if texts.device.type == "cuda" else 1
         self.head = OutputHead(texts.network)
         self.ids_B, self.positions_B, self.seeds_B, self.choices_B = (
             torch.zeros(self.places, dtype=torch.int64, device=texts.device) for _ in range(4)
         )
-        """Of each place's last token, which the next step runs, and of its noise."""
+        """Per place: id and position of the last token, the next step's input; seed and choice of its noise."""
         self.temperatures_B = torch.zeros(self.places, device=texts.device)
         self._graphed = Graphed(self._step, texts.network, texts.device)
         self._texts: list[_Text | None] = [None] * self.places
         self._begun: dict[int, Continuation] = {}
-        """Texts that the device does not know yet."""
+        """New texts whose state was not yet sent to the device."""
         self._launched: deque[tuple[list[_Text | None], HostCopy]] = deque()
 
     @property
@@ -64,11 +64,11 @@ class DenseStepper:
         self._begun[place] = text
 
     def give_blocks(self, place: int, blocks: Items[int]) -> None:
-        """A place has its stretch for good."""
+        """Nothing to do: a place always keeps its own part of the cache."""
         assert tuple(blocks) == (place,), "a place has its own stretch of the cache"
 
     def end(self, place: int) -> None:
-        """Its row is still run, and writes into the place's own stretch."""
+        """Free a place. Its row still runs, and only writes into the place's own part of the cache."""
         self._texts[place] = None
         self._begun.pop(place, None)
 
@@ -101,7 +101,7 @@ class DenseStepper:
         return Emitted((token,), (sure,))
 
     def _send_begun(self) -> None:
-        """All at once: a copy for each text would take longer than a step."""
+        """Send the state of new texts, all at once: a copy per text would take longer than a step."""
         if not self._begun:
             return
         texts = self._begun.values()
@@ -117,8 +117,8 @@ class DenseStepper:
         self._begun.clear()
 
     def _step(self) -> torch.Tensor:
-        """Draw the token behind each place's position, and move on to it: 2 x B, the tokens and how likely the model
-        held them. Free places draw something that nobody reads."""
+        """Draw the next token of each place, and make it the place's last token. Returns 2 x B: the tokens and the
+        model's probabilities of them. The draws of free places are ignored."""
         hidden_B1C = self.texts.run(self.ids_B[:, None], self.positions_B, self._reach)
         logits_BV = self.head(hidden_B1C[:, 0])
         drawn_B = logits_BV.argmax(dim=-1)

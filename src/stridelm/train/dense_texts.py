@@ -1,15 +1,15 @@
 """Texts side by side in a static KV cache, through transformers' layers: any family, on any device.
 
-There are B places, each with a stretch of T tokens of every layer's keys and values that is its own for good. Prompts
-are read into places; a step then runs P rows for each place, which write their keys and values where their positions
-are and see what their place holds up to themselves:
+There are B places, each with a fixed part of the cache: T tokens of every layer's keys and values. Prompts are read
+into places. A step then runs P rows for each place; each row writes its keys and values at its position, and sees its
+place's tokens up to itself:
 
     place 0   a b c d e [f]              P = 1: the row of f sees a .. f
     place 1   a b [c d e]                P = 3: the row of d sees a .. d
 
-What a place holds behind its rows belongs to nobody, and no row sees it.
+Anything in a place behind its rows is left over from earlier texts, and no row sees it.
 
-Shape letters: B places, P rows of a place, X = B x P, T tokens of a place, W tokens that are read of it, N prompts, L
+Shape letters: B places, P rows of a place, X = B x P, T tokens of a place, W tokens read from it, N prompts, L
 tokens of the longest prompt, G key-value heads, H query heads, r query heads of a key-value head, D head size, C model
 width.
 """
@@ -25,16 +25,16 @@ from stridelm.train.students.passes import TextPass, attend_dense
 from stridelm.train.students.student import run
 
 _READ_STEP = 128
-"""The cache is read up to a multiple of this, so that few shapes occur."""
+"""The cache is read up to a multiple of this many tokens, so that few shapes occur."""
 _PREFILL_ROWS = 16384
-"""Of prompts that are read together."""
+"""Maximum number of rows, padding included, of prompts that are read together."""
 
 
 class DenseTexts:
-    """The cache of B places. Keeps `rollout_engine.PromptReader`."""
+    """The cache of B places. Implements `rollout_engine.PromptReader`."""
 
     def __init__(self, network: PreTrainedModel, places: int, width: int) -> None:
-        """`width`: maximum number of tokens of a text, and of rows that a step may write behind it."""
+        """`width`: maximum number of tokens of a text, plus the rows that a step may write behind it."""
         self.network, self.places = network, places
         self.width = _round_up(width)
         self.device: torch.device = network.device
@@ -44,7 +44,7 @@ class DenseTexts:
 
     @torch.inference_mode()
     def read(self, prompts: Mapping[int, Items[int]]) -> Mapping[int, Items[int]]:
-        """A place's stretch is its one block, which has the place's number."""
+        """Each place has a single block, whose number is the place's own."""
         for group in _groups(prompts):
             self._read(group)
         return {place: (place,) for place in prompts}
@@ -63,25 +63,26 @@ class DenseTexts:
                 held_BGTD[places_N, :, :longest] = part_NGLD
 
     def memory(self, layer: int, *like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's keys and values; `like`: some of them, ... x G x ... x D, whose shapes the first use takes."""
+        """A layer's keys and values. The first call allocates them with the shapes of `like`: keys and values,
+        ... x G x ... x D."""
         if layer not in self.layers:
             keys, values = (part.new_zeros(self.places, part.shape[-3], self.width, part.shape[-1]) for part in like)
             self.layers[layer] = keys, values
         return self.layers[layer]
 
     def reach(self, longest: int) -> int:
-        """How far the cache must be read for rows up to this many tokens from a text's start."""
+        """Number of tokens of each place that must be read if the longest text has `longest` tokens."""
         return min(_round_up(longest), self.width)
 
     def run(self, ids_BP: torch.Tensor, starts_B: torch.Tensor, reach: int) -> torch.Tensor:
-        """The rows of all places, from these positions on: the final hidden states, B x P x C."""
+        """Run P rows per place, starting at these positions. Returns the final hidden states, B x P x C."""
         positions_BP = starts_B[:, None] + torch.arange(ids_BP.shape[1], device=self.device)
         rows = _Rows(self, positions_BP, reach)
         hidden_XC = run(self.network, rows, positions_BP.reshape(1, -1), input_ids=ids_BP.reshape(1, -1))
         return hidden_XC.view(*ids_BP.shape, -1)
 
     def as_pass(self, reach: int) -> TextPass:
-        """What the places hold, as chains of masks read it."""
+        """The cached texts, in the form that chains of masks read."""
         texts = TextPass(self.places, reach)
         for layer, (keys_BGTD, values_BGTD) in self.layers.items():
             texts.layers[layer] = keys_BGTD[:, :, :reach], values_BGTD[:, :, :reach]
@@ -122,8 +123,9 @@ def _attend_single(
     sees_B1W: torch.Tensor,
     scaling: float | None,
 ) -> torch.Tensor:
-    """One row for each place: the query heads of a key-value head pass as rows of it, so nothing is repeated. Written
-    out, because fused kernels are made for many rows and were far slower here on an H200, at 1,536 places."""
+    """Attention for one row per place. The query heads of a key-value head are treated as its rows, so keys and values
+    are not repeated. Written out, because fused kernels are made for many rows and were far slower here on an H200, at
+    1,536 places."""
     places, heads, _, size = query_BH1D.shape
     grouped_BGrD = query_BH1D.reshape(places, keys_BGWD.shape[1], -1, size)
     scores_BGrW = grouped_BGrD @ keys_BGWD.transpose(2, 3) * (scaling or size**-0.5)
@@ -132,8 +134,8 @@ def _attend_single(
 
 
 def _groups(prompts: Mapping[int, Items[int]]) -> Iterator[dict[int, Items[int]]]:
-    """Prompts that are read together, long ones with long ones: all are padded to the longest. Those without tokens
-    have nothing to read."""
+    """Groups of prompts of similar length, to be read together: each group is padded to its longest prompt. Empty
+    prompts are left out."""
     by_length = sorted(((place, tokens) for place, tokens in prompts.items() if tokens), key=lambda each: len(each[1]))
     while by_length:
         count = max(1, _PREFILL_ROWS // len(by_length[-1][1]))

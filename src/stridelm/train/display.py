@@ -1,4 +1,4 @@
-"""What a person sees while a conversion runs: a bar with figures below in a terminal, a line now and then elsewhere."""
+"""Progress of a conversion: in a terminal a bar with figures below it, otherwise an occasional line."""
 
 import time
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ class Display:
         self._show(done, of, (done - self._first) / seconds if seconds else 0.0)
 
     def watch(self, steps: int, entry: dict[str, Any]) -> None:
-        """A line of metrics.jsonl."""
+        """Show an entry of metrics.jsonl."""
         if "loss" not in entry:
             measured = f"held out: {_measured(entry)}"
             self.progress.figures["measured"] = measured

@@ -1,4 +1,4 @@
-"""Files of tensors, whole or not there."""
+"""Files of tensors, written atomically."""
 
 import errno
 from pathlib import Path

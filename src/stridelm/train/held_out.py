@@ -1,4 +1,4 @@
-"""What is measured of a model that learns one token at a time: the loss on answers that it is not trained on."""
+"""The evaluation of a model that learns one token at a time: the loss on answers that it is not trained on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from stridelm.train.settings import TrainSettings
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
-    """Over all tokens of the answers alike."""
+    """The mean over all answer tokens, each with the same weight."""
 
     loss: float
     texts: int

@@ -1,4 +1,4 @@
-"""The loss of rows against what they should say, chunk by chunk: the logits of all rows never lie in memory.
+"""The loss of rows against their targets, in chunks: the logits of all rows are never in memory at once.
 
 Shape letters: N rows, n rows of a chunk, C model width, V vocabulary.
 """
@@ -12,35 +12,36 @@ from torch.nn import functional
 from stridelm.train.students.student import CHUNK_LOGITS, OutputHead
 
 ChunkLoss = Callable[..., torch.Tensor]
-"""The loss of a chunk of rows, as `RowLoss` makes it."""
+"""The loss of a chunk of rows; made by `RowLoss`."""
 
 
 class RowLoss:
-    """Rows' divergence from their targets, each row with a weight."""
+    """The weighted sum of the rows' divergences from their targets."""
 
     def __init__(self, head: OutputHead, teacher_head: OutputHead, labels: str) -> None:
-        """`labels` says what targets are: the teacher's final hidden states, of which the whole distribution (soft) or
-        the likeliest token (hard) counts, or tokens (text)."""
+        """`labels` says what the targets are: tokens (text), or the teacher's final hidden states, from which either
+        the whole distribution (soft) or the likeliest token (hard) is the label."""
         self.head = head
         is_compiled = head.linear.weight.is_cuda
 
-        def apart(
+        def chunk_loss(
             weight_VC: torch.Tensor, targets_n: torch.Tensor, weights_n: torch.Tensor, shares: list[float], *judged: Any
         ) -> torch.Tensor:
             target = _target(teacher_head, labels, targets_n)
             total = weights_n.new_zeros(())
             for share, rows_nC in zip(shares, judged, strict=True):
                 said_nV = head.with_weight(rows_nC, weight_VC).log_softmax(dim=-1)
-                total = total + share * (_apart(said_nV, target) * weights_n).sum()
+                total = total + share * (_divergence(said_nV, target) * weights_n).sum()
             return total
 
-        self._apart: ChunkLoss = torch.compile(apart, dynamic=False) if is_compiled else apart
+        self._chunk_loss: ChunkLoss = torch.compile(chunk_loss, dynamic=False) if is_compiled else chunk_loss
 
     def __call__(
         self, judged: list[torch.Tensor], shares: list[float], targets: torch.Tensor, weights_N: torch.Tensor
     ) -> torch.Tensor:
-        """`judged`: the student's final hidden states of the rows, N x C each; `shares`: what each of them counts."""
-        return _ChunkedLoss.apply(self._apart, targets, weights_N, shares, self.head.linear.weight, *judged)
+        """`judged`: one or more versions of the student's final hidden states, N x C each; `shares`: the weight of each
+        version in the loss."""
+        return _ChunkedLoss.apply(self._chunk_loss, targets, weights_N, shares, self.head.linear.weight, *judged)
 
 
 def _target(head: OutputHead, labels: str, targets_n: torch.Tensor) -> torch.Tensor:
@@ -51,28 +52,28 @@ def _target(head: OutputHead, labels: str, targets_n: torch.Tensor) -> torch.Ten
         return logits_nV.argmax(dim=-1) if labels == "hard" else logits_nV.log_softmax(dim=-1)
 
 
-def _apart(said_nV: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _divergence(said_nV: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if target.dim() == 1:
         return functional.nll_loss(said_nV, target, reduction="none")
-    # A student may know a token more than its teacher: the mask.
+    # The student's vocabulary may have one more token than the teacher's: the mask.
     said_nV = said_nV[:, : target.shape[1]]
     return functional.kl_div(said_nV, target, reduction="none", log_target=True).sum(dim=-1)
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Each chunk with its gradient at once."""
+    """Computes each chunk's gradient together with its loss, so that no logits are kept for the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        apart: ChunkLoss,
+        chunk_loss: ChunkLoss,
         targets: torch.Tensor,
         weights_N: torch.Tensor,
         shares: list[float],
         weight_VC: torch.Tensor,
         *judged: torch.Tensor,
     ) -> torch.Tensor:
-        # Chunks of one size where that is possible: a compiled function sees one shape.
+        # Chunks of equal size if possible, so that a compiled function sees one shape.
         count = len(weights_N)
         chunks = -(-count // max(1, CHUNK_LOGITS // len(weight_VC)))
         rows = -(-count // chunks)
@@ -85,7 +86,7 @@ class _ChunkedLoss(torch.autograd.Function):
             span = slice(start, start + rows)
             leaves = [part[span].detach().requires_grad_() for part in judged]
             with torch.enable_grad():
-                loss = apart(leaf_VC, targets[span], weights_N[span], shares, *leaves)
+                loss = chunk_loss(leaf_VC, targets[span], weights_N[span], shares, *leaves)
                 found = torch.autograd.grad(loss, [*leaves, leaf_VC] if is_trained else leaves)
             for gradient, piece in zip(gradients, found, strict=False):
                 gradient[span] = piece

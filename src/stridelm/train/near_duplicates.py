@@ -1,4 +1,4 @@
-"""Keep prompts that say something new: a model asked for instructions writes many of them several times over."""
+"""Filters near-duplicates among prompts: a model that makes up instructions repeats many of them."""
 
 import hashlib
 import re
@@ -6,21 +6,21 @@ from collections import defaultdict
 from heapq import nsmallest
 
 _SHINGLE = 3
-"""Words in a row that are compared as one."""
+"""Number of consecutive words in a shingle, the unit of comparison."""
 _SKETCH = 16
-"""Hashes that stand for a text."""
+"""Maximum number of hashes in a text's sketch."""
 _SHARE = 60
-"""Per cent of the larger sketch that near-duplicates have in common."""
+"""Percentage of the larger sketch that near-duplicates share at least."""
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+")
 
 Sketch = frozenset[bytes]
 
 
 class Sieve:
-    """Lets a text through unless it is nearly the same as one that it let through before.
+    """Admits a text unless it is a near-duplicate of one admitted before.
 
-    Two texts are nearly the same when their sketches share enough hashes. A sketch holds the smallest hashes of a
-    text's shingles: two long texts share about as great a part of their sketches as of all their shingles.
+    Two texts are near-duplicates if their sketches share enough hashes. A sketch holds the smallest hashes of a text's
+    shingles: the fraction that two long texts' sketches share is about the fraction of shingles that they share.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Sieve:
         """The admitted sketches, by their size and then by each of their hashes."""
 
     def admit(self, text: str) -> bool:
-        """Whether the text is new. What is admitted is remembered."""
+        """Whether the text is new. Admitted texts are remembered."""
         words = _words(text)
         if len(words) < _SHINGLE:
             whole = " ".join(words) or text
@@ -47,8 +47,8 @@ class Sieve:
     def _knows(self, sketch: Sketch) -> bool:
         for size, postings in self._by_size.items():
             needed = _needed(size, len(sketch))
-            # A text that shares that many is missing from few lists, so the shortest lists are enough; those of common
-            # phrases are the longest.
+            # A near-duplicate is missing from at most len(sketch) - needed of these lists, so one more than that many
+            # lists are enough. The shortest are searched: common phrases have the longest lists.
             lists = sorted((postings.get(shingle_hash, []) for shingle_hash in sketch), key=len)
             for others in lists[: len(sketch) - needed + 1]:
                 if any(len(sketch & other) >= needed for other in others):
@@ -57,12 +57,12 @@ class Sieve:
 
 
 def _words(text: str) -> list[str]:
-    """The words without case and punctuation, every number being 0: neither makes another question."""
+    """The words without case and punctuation, with 0 for every number: none of these makes a prompt new."""
     return ["0" if word[0].isdecimal() else word for word in _WORD.findall(text.casefold())]
 
 
 def _sketch(words: list[str]) -> Sketch:
-    """Hashed by hashlib: Python's own hash differs from process to process."""
+    """The sketch of a text. Hashed by hashlib, because Python's own hash differs between processes."""
     shingles = {" ".join(words[start : start + _SHINGLE]) for start in range(len(words) - _SHINGLE + 1)}
     hashes = (hashlib.blake2b(shingle.encode(), digest_size=8).digest() for shingle in shingles)
     return frozenset(nsmallest(_SKETCH, hashes))

@@ -1,11 +1,11 @@
 """What a student learns. Every objective turns a batch into one loss.
 
-Chains (`ChainObjective`): the slots of a chain, each of which proposes a token, are compared with what should stand
-there. `distill`: what the teacher says at the same place, reading its own answer. `online`: what the teacher says when
-it reads, from the anchor on, what the student proposed: the critic. `ground-truth`: the text.
+Chains (`ChainObjective`): each slot of a chain proposes a token, and is compared with a target. `distill`: the
+teacher's prediction at the same position, reading its own answer. `online`: the teacher's prediction when it reads,
+behind the anchor, the tokens that the student proposed (the critic). `ground-truth`: the text's token.
 
-Rows (`RowObjective`): every row of an answer is compared with what comes next: a draft model with the teacher
-(`distill`), a model that learns a domain with the text (`sft`).
+Rows (`RowObjective`): each row of an answer is compared with what comes next: a draft model with the teacher's
+prediction (`distill`), a model that learns a domain with the text (`sft`).
 
 Shape letters: B texts, T tokens, N = B x T real rows, A anchors, X = B x A chains, K masks of a chain, S slots of a
 chain that are judged, C model width.
@@ -25,37 +25,37 @@ from stridelm.train.students.passes import ChainPass, TextPass
 from stridelm.train.students.student import OutputHead, computing_in, flat_places, read_texts, run
 
 Inputs = tuple[np.ndarray, ...]
-"""Arrays whose first axis is the texts: processes that share a step split them there."""
+"""Arrays whose first axis is the texts of the batch: processes that share a step split them along it."""
 
 
 class Learner(Protocol):
     """Any student."""
 
     network: Any
-    """What its rows run through, the output matrix included."""
+    """The network that its rows run through, including the output matrix."""
     has_own_layers: bool
-    """Whether it holds layers, in float32, that are not the teacher's."""
+    """Whether it has layers of its own, in float32, instead of the teacher's."""
 
 
 class ChainLearner(Learner, Protocol):
-    """A student that proposes several tokens from one place."""
+    """A student that proposes several tokens from one position."""
 
     masks: int
-    """Proposals beyond the anchor's own."""
+    """Number of proposals beyond the anchor's own."""
     judges_anchor: bool
-    """Whether its real rows are trained, too, so that what it says at the anchor is judged."""
+    """Whether its real rows are trained, too, so that its prediction at the anchor is part of the loss."""
     sequential: SequentialHead | None
 
     def slots(
         self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
     ) -> torch.Tensor:
-        """The final hidden states of all slots that are judged, X x S x C; `texts` and `hidden` are what the teacher's
-        pass left."""
+        """The final hidden states of all slots that are judged, X x S x C. `texts` and `hidden` are the results of the
+        teacher's pass, if it ran."""
         ...
 
 
 class RowLearner(Learner, Protocol):
-    """A student that writes one token at a time."""
+    """A student that predicts one token at a time."""
 
     def rows(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """The final hidden states of all real rows, N x C."""
@@ -63,30 +63,30 @@ class RowLearner(Learner, Protocol):
 
 
 class ChainObjective(nn.Module):
-    """For students that propose several tokens from one place. `student` is among the module's parts, the teacher is
-    not: it is never trained."""
+    """For students that propose several tokens from one position. The student is a submodule; the teacher, which is
+    never trained, is not."""
 
     def __init__(self, teacher: Any, student: ChainLearner, settings: TrainSettings) -> None:
         super().__init__()
         self.student: Any = student
-        self._teacher = [teacher]  # a list hides it
+        self._teacher = [teacher]  # in a list, so that torch does not register it as a submodule
         self.settings = settings
         self.head = OutputHead(student.network)
         self.teacher_head = OutputHead(teacher)
         self.loss = RowLoss(self.head, self.teacher_head, settings.labels_used)
         self.first = 0 if student.judges_anchor else 1
-        """The depth of a chain's first slot that is judged; the anchor's is 0."""
+        """The depth of the first slot of a chain that is judged; the anchor has depth 0."""
 
     @property
     def teacher(self) -> Any:
         return self._teacher[0]
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
-        """Ids, anchors, and every slot's share of the loss."""
+        """Ids, anchors, and each slot's weight in the loss."""
         return batch.ids_BT, batch.anchors_BA, self._weights(batch, step)
 
     def _weights(self, batch: Batch, step: int) -> np.ndarray:
-        """B x A x S: every slot's share of the loss; they sum to one. Nothing beyond the text's end counts."""
+        """B x A x S: each slot's weight in the loss, with a sum of one. Slots beyond the text's end have weight 0."""
         settings = self.settings
         depth_S = np.arange(self.first, settings.masks + 1)
         weights_BAS = settings.depth_decay ** np.maximum(depth_S - 1.0, 0.0) * (
@@ -105,7 +105,7 @@ class ChainObjective(nn.Module):
         texts, hidden_NC = read_texts(self.teacher, ids_BT) if self._needs_teacher else (None, None)
         slots_XSC = self.student.slots(ids_BT, anchors_BA, texts, hidden_NC)
         depth_S = torch.arange(self.first, self.settings.masks + 1, device=ids_BT.device)
-        # A mask and the real row that it stands for share a position: there the teacher's answer lies.
+        # A mask has the same position as the real row that it stands for: the teacher's prediction is read there.
         positions_BAS = anchors_BA[..., None] + depth_S
         width = ids_BT.shape[1]
         places_XS = flat_places(positions_BAS.clamp(max=width - 1), width).view(slots_XSC.shape[:2])
@@ -113,9 +113,9 @@ class ChainObjective(nn.Module):
         if self.settings.learns.needs_critic:
             assert texts is not None and hidden_NC is not None
             anchors_XC = hidden_NC[flat_places(anchors_BA, width)]
-            before_XK = self._proposed(slots_XSC.detach(), anchors_XC)
-            targets = self._criticised(texts, anchors_BA, anchors_XC, before_XK)
-        elif self._is_of_text:
+            before_XK = self._proposals(slots_XSC.detach(), anchors_XC)
+            targets = self._critic_states(texts, anchors_BA, anchors_XC, before_XK)
+        elif self._labels_are_text:
             targets = ids_BT.flatten()[flat_places((positions_BAS + 1).clamp(max=width - 1), width)]
         else:
             assert hidden_NC is not None
@@ -124,15 +124,16 @@ class ChainObjective(nn.Module):
         return self.loss(judged, shares, targets, weights_N)
 
     @property
-    def _is_of_text(self) -> bool:
+    def _labels_are_text(self) -> bool:
         return self.settings.labels_used == "text"
 
     @property
     def _needs_teacher(self) -> bool:
-        return not (self._is_of_text and self.student.judges_anchor)
+        return not (self._labels_are_text and self.student.judges_anchor)
 
     def _judged(self, slots_XSC: torch.Tensor, before_XK: torch.Tensor) -> tuple[list[torch.Tensor], list[float]]:
-        """What the slots say, and what each version of it counts: with the sequential head, and without it."""
+        """The versions of the slots' hidden states in the loss, with the sequential head and without it, and the weight
+        of each."""
         if self.student.sequential is None:
             return [slots_XSC.flatten(0, 1)], [1.0]
         before_XKC = self.teacher.get_input_embeddings()(before_XK)
@@ -143,24 +144,24 @@ class ChainObjective(nn.Module):
         return [rows.flatten(0, 1) for rows, _ in kept], [share for _, share in kept]
 
     @torch.no_grad()
-    def _proposed(self, slots_XSC: torch.Tensor, anchors_XC: torch.Tensor) -> torch.Tensor:
-        """X x K: the student's own tokens at the places of its masks. The anchor proposes the first of them; what the
-        last mask proposes stands behind all masks."""
+    def _proposals(self, slots_XSC: torch.Tensor, anchors_XC: torch.Tensor) -> torch.Tensor:
+        """X x K: the student's own tokens at the positions of its masks. The anchor proposes the first of them. The
+        last mask's proposal is not needed: its position is behind all masks."""
         masks_XKC = slots_XSC[:, -self.settings.masks :]
         first_X = self.head.best(slots_XSC[:, 0]) if self.student.judges_anchor else self.teacher_head.best(anchors_XC)
         embed, head = self.teacher.get_input_embeddings(), self.head
         proposed_XK = choose_along(
             self.student.sequential, masks_XKC[:, :-1], first_X, embed, lambda _, output_XC: head.best(output_XC)
         )
-        # The teacher may not know the mask token, which an untrained student may well propose.
+        # An untrained student may propose the mask token, which may be outside the teacher's vocabulary.
         vocabulary = self.teacher.config.get_text_config().vocab_size
         return proposed_XK.clamp(max=vocabulary - 1)
 
     @torch.no_grad()
-    def _criticised(
+    def _critic_states(
         self, texts: TextPass, anchors_BA: torch.Tensor, anchors_XC: torch.Tensor, proposed_XK: torch.Tensor
     ) -> torch.Tensor:
-        """The teacher's final hidden states at all slots, reading the student's proposals behind the anchor."""
+        """The teacher's final hidden states at all slots when it reads the student's proposals behind the anchor."""
         chains = ChainPass(texts, anchors_BA, self.settings.masks)
         hidden = run(self.teacher, chains, chains.positions.reshape(1, -1), input_ids=proposed_XK.reshape(1, -1)).view(
             *proposed_XK.shape, -1
@@ -171,7 +172,7 @@ class ChainObjective(nn.Module):
 
 
 class RowObjective(nn.Module):
-    """For students that write one token at a time."""
+    """For students that predict one token at a time."""
 
     def __init__(self, teacher: Any, student: RowLearner, settings: TrainSettings) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class RowObjective(nn.Module):
         self.loss = RowLoss(OutputHead(student.network), OutputHead(teacher), self.labels)
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
-        """Ids, and every row's share of the loss: those that an answer's tokens come out of count alike."""
+        """Ids, and each row's weight in the loss: equal for all rows that predict a token of the answer, else 0."""
         places_T = np.arange(batch.ids_BT.shape[1])
         weights_BT = (places_T >= batch.prompts_B[:, None] - 1) & (places_T < batch.lengths_B[:, None] - 1)
         return batch.ids_BT, (weights_BT / weights_BT.sum()).astype(np.float32)
@@ -196,6 +197,6 @@ class RowObjective(nn.Module):
 
 
 def _precision(student: Learner, teacher: Any) -> torch.autocast:
-    """A student with layers of its own holds them in float32 and computes as its teacher does; others hold theirs as
-    the teacher does."""
+    """A student with its own layers holds them in float32 and computes in the teacher's precision (autocast). Other
+    students run the teacher's layers as they are, without autocast."""
     return computing_in(teacher.dtype if student.has_own_layers else torch.float32, teacher.device)

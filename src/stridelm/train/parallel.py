@@ -1,7 +1,7 @@
-"""Several processes that train as one (torchrun, accelerate launch): each takes its share of every batch's texts.
+"""Training with several processes (torchrun, accelerate launch): each takes its share of every batch's texts.
 
-Adapters, heads and draft models are held whole by every process, and gradients are summed (DDP). Of a model that is
-tuned in full every process holds its shard of weights, gradients and moments (FSDP2).
+Every process holds adapters, heads and draft models completely, and gradients are averaged (DDP). If a whole model is
+tuned, every process holds its shard of weights, gradients and moments (FSDP2).
 """
 
 import gc
@@ -21,20 +21,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stridelm.params import InputError
 
-_PATIENCE = timedelta(hours=24)
-"""The first process makes the rollouts while the others wait."""
+_TIMEOUT = timedelta(hours=24)
+"""Long, because the other processes wait while the first one makes the rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """This process among all that train together."""
+    """This process's rank among the processes that train together."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and speaks."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
     def check(self, texts: int) -> None:
@@ -48,7 +48,7 @@ class Team:
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """The first process does it, then all others: what is on disk by then they find."""
+        """The first process runs the body, then all others do: these find on disk what the first one has written."""
         if self.size > 1 and not self.is_first:
             distributed.barrier()
         yield
@@ -66,7 +66,8 @@ ALONE = Team()
 
 @contextmanager
 def joined(device: str) -> Iterator[Team]:
-    """The team that the launcher's environment names, on devices of this kind; a team of one without a launcher."""
+    """The team described by the launcher's environment variables, on devices of this kind; without a launcher, a team
+    of one."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield ALONE
@@ -76,18 +77,20 @@ def joined(device: str) -> Iterator[Team]:
     on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     if on_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_PATIENCE)
+    distributed.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT)
     try:
         yield Team(distributed.get_rank(), size)
-        distributed.barrier()  # the launcher ends all once one has ended badly: nobody leaves before all is written
+        # The launcher kills all processes once one has failed: no process leaves before everything is written.
+        distributed.barrier()
     finally:
-        gc.collect()  # what holds the group goes before it: its threads abort a process that ends around them
+        # Objects that hold the process group must be freed before it: its threads abort a process that exits earlier.
+        gc.collect()
         distributed.destroy_process_group()
 
 
 class Spread:
-    """An objective whose loss several processes compute, each for its share of a batch. Weights are read only inside
-    `run`: there every process has those that it needs."""
+    """An objective whose loss is computed by several processes, each for its share of a batch. Weights may be read only
+    inside `run`: there FSDP2 has gathered the weights that the process needs."""
 
     def __init__(self, objective: nn.Module, team: Team, *, shards: bool) -> None:
         self._loss: nn.Module = objective
@@ -96,23 +99,23 @@ class Spread:
             network: Any = objective.student.network  # type: ignore[union-attr]
             for layer in network.base_model.layers:
                 fully_shard(layer)
-            # Embedding, output matrix and last norm stay whole from the loss to its gradient, which reads them.
+            # Embedding, output matrix and last norm stay gathered after the forward pass: the backward pass reads them.
             self._root = _Root(objective)
             fully_shard(self._root, reshard_after_forward=False)
         elif team.size > 1:
             self._loss = DistributedDataParallel(objective)
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The loss of this process's share. Its gradient is averaged over the processes."""
+        """The loss of this process's share of the batch. Gradients are averaged over the processes."""
         return self.run(self._loss, *inputs)
 
     def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Something that runs the network."""
+        """Call a function that runs the network."""
         return function(*inputs) if self._root is None else self._root(function, *inputs)
 
 
 class _Root(nn.Module):
-    """What FSDP2 takes for the whole model: weights are there while it runs, whatever it runs."""
+    """The root module for FSDP2: weights are gathered while its forward runs any given function."""
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
@@ -123,18 +126,18 @@ class _Root(nn.Module):
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part."""
+    """This process's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, on the CPU; every process must ask."""
+    """The complete tensor, on the CPU; every process must call this."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
 def gather_state(network: nn.Module) -> dict[str, torch.Tensor]:
-    """All of a network's state, on the CPU; what is one parameter under two names is one tensor."""
+    """The complete state of a network, on the CPU. A parameter with two names (tied weights) is one tensor."""
     parameters = dict(network.named_parameters(remove_duplicate=False))
     gathered: dict[int, torch.Tensor] = {}
     state: dict[str, torch.Tensor] = {}
@@ -147,6 +150,6 @@ def gather_state(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def scatter(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor where and as another one lies."""
+    """A complete tensor, moved to the device of `like` and sharded as `like` is."""
     tensor = tensor.to(like.device)
     return distribute_tensor(tensor, like.device_mesh, like.placements) if isinstance(like, DTensor) else tensor

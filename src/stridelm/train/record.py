@@ -1,4 +1,4 @@
-"""What a run leaves beside its weights: where it came from (`train.json`), a model card, a picture."""
+"""The records of a run beside its weights: how it was made (`train.json`), a model card, a plot."""
 
 import io
 import platform
@@ -17,7 +17,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 def circumstances(device: str) -> dict[str, Any]:
-    """By what command, code and machine a run is made, on a device of this name."""
+    """The command, code versions and machine of a run; `device` is the device's name."""
     return {
         "command": shlex.join(["stridelm", *sys.argv[1:]]),
         "stridelm": stridelm.__version__,
@@ -39,7 +39,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit that the code is at; None where it is not a git checkout."""
+    """The commit of the code; None if it is not a git checkout."""
     try:
         done = subprocess.run(
             ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"],
@@ -54,8 +54,7 @@ def _commit() -> str | None:
 
 
 def write_card(folder: Path, record: dict[str, Any], what: str, usage: list[str], evaluation: Evaluation) -> None:
-    """README.md of what was trained: what it is (`what`), the options that use it, how it was made, what was
-    measured."""
+    """Write README.md: what was trained (`what`), the options to use it, how it was made, and the evaluation."""
     data = record["data"]
     card = f"""{what}
 - To use it: `stridelm generate {shlex.join(usage)} "Why is the sky blue?"`
@@ -85,7 +84,8 @@ def _learnt_from(record: dict[str, Any]) -> str:
 
 
 def draw_report(folder: Path) -> bool:
-    """report.png from metrics.jsonl: the loss, and acceptance by depth over time. False without matplotlib."""
+    """Draw report.png from metrics.jsonl: the loss, and acceptance by depth over time. Returns False if matplotlib is
+    not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,11 +1,11 @@
-"""Thousands of answers at once: the engine for rollouts, where throughput counts and not latency.
+"""The engine for rollouts: thousands of answers at once, made for throughput, not latency.
 
-The serving engine looks at each sequence by itself; here everything has a fixed shape. A stepper has B places, each
-with its own stretch of a KV cache, and the loop is serving's (`device_loop`). When texts have finished, the next
-prompts are read together into their places. The draws are those of `stridelm.sampling`: an answer is the one that the
-serving engine gives with the same seed.
+The serving engine plans each sequence individually; here everything has a fixed shape. A stepper has B places, each
+with its own part of a KV cache, and the loop is the one used for serving (`device_loop`). When texts have finished, the
+next prompts are read together into their places. Tokens are drawn by `stridelm.sampling`, so an answer is the same as
+the serving engine's answer with the same seed.
 
-Where the GPU's kernels run the model, the steps are those that serving has (`backends.gpu.stepper`); elsewhere they go
+If the GPU kernels support the model, the steps are those of serving (`backends.gpu.stepper`); otherwise they run
 through transformers' layers (`dense_stepper`).
 """
 
@@ -29,7 +29,7 @@ from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 
 _ADMITTED_SHARE = 8
-"""Prompts are read when this fraction of the places is free: a few at a time would stop the others too often."""
+"""Prompts are read once 1/8 of the places is free: reading fewer at a time would interrupt the others too often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class RolloutPrompt:
 
 @dataclass(eq=False, slots=True)
 class Rollout:
-    """One answer, as far as it is written."""
+    """One answer, as far as it is generated."""
 
     index: int
-    """The prompt's, among those of its run."""
+    """The prompt's index among the prompts of the run."""
     prompt: RolloutPrompt
     tokens: list[int] = field(default_factory=list)
     steps: int = 0
-    """Forward passes that wrote it."""
+    """Number of forward passes so far."""
 
     @property
     def room(self) -> int:
@@ -63,16 +63,16 @@ class Rollout:
 
 
 class PromptReader(Protocol):
-    """The cache of a stepper's places, each of which has a stretch of its own."""
+    """Reads prompts into the cache of a stepper, in which each place has its own part."""
 
     def read(self, prompts: Mapping[int, Items[int]]) -> Mapping[int, Items[int]]:
-        """Put tokens, perhaps none, into these places, which are free. Returns each place's blocks, as
-        `Continuation.blocks` names them. Happens behind the steps that were launched before."""
+        """Read tokens, perhaps none, into these free places. Returns each place's blocks, in the form of
+        `Continuation.blocks`. Takes effect after the steps that were launched before."""
         ...
 
 
 class RolloutLoop:
-    """Prompts at the places of a stepper, until all are answered. One run at a time."""
+    """Runs prompts at the places of a stepper until all are answered. One run at a time."""
 
     def __init__(self, stepper: Stepper, reader: PromptReader, ends: frozenset[int], width: int) -> None:
         """`ends`: tokens that end an answer; `width`: maximum number of tokens of a prompt and its answer."""
@@ -81,7 +81,7 @@ class RolloutLoop:
         self._kind = StepKind.of(stepper)
 
     def run(self, prompts: Iterable[RolloutPrompt]) -> Generator[Rollout, None, None]:
-        """All answers, in the order in which they are finished. A run that is left early leaves all places free."""
+        """All answers, in the order in which they are finished. If the caller stops early, all places are freed."""
         assert not any(self.loop.texts), "another run is under way"
         waiting = deque(Rollout(index, prompt) for index, prompt in enumerate(prompts))
         for answer in waiting:
@@ -101,7 +101,7 @@ class RolloutLoop:
             self.loop.forget()
 
     def _check(self, answer: Rollout) -> None:
-        """Refuse what the stepper would ignore or has no room for."""
+        """Refuse a prompt whose settings the stepper would ignore, or which is too long for a place."""
         prompt = answer.prompt
         if not prompt.tokens:
             raise InputError(f"prompt {answer.index} is empty: give it a token")
@@ -115,12 +115,12 @@ class RolloutLoop:
             )
 
     def _admit(self, waiting: deque[Rollout]) -> None:
-        """Let waiting prompts have the free places, if these are worth a stop."""
+        """Read waiting prompts into the free places, if enough places are free."""
         free = self.loop.free_places()
         if not waiting or len(free) < max(1, len(self.loop.texts) // _ADMITTED_SHARE):
             return
         admitted = {place: waiting.popleft() for place in free[: len(waiting)]}
-        # The last token of a prompt is the first step's to read: it draws behind it.
+        # The last token of a prompt is the input of the first step, which draws the token after it.
         blocks = self.reader.read({place: answer.prompt.tokens[:-1] for place, answer in admitted.items()})
         for place, answer in admitted.items():
             prompt = answer.prompt
@@ -139,14 +139,14 @@ class RolloutEngine:
     """Plain decoding of a model that was loaded with `trainable`."""
 
     def __init__(self, checkpoint: Checkpoint, places: int, width: int, *, weights: Weights | None = None) -> None:
-        """`width`: maximum number of tokens of a prompt and its answer. `weights`: the network's, for the GPU's
-        kernels; where none are given, these run it if they can."""
+        """`width`: maximum number of tokens of a prompt and its answer. `weights`: the network's weights as the GPU
+        kernels read them; by default they are made here if the kernels support the model."""
         self.eos_ids = checkpoint.eos_ids
         stepper, reader = _steps(checkpoint, places, width, weights)
         self.loop = RolloutLoop(stepper, reader, checkpoint.eos_ids, width)
 
     def run(self, prompts: Iterable[RolloutPrompt]) -> Iterator[tuple[int, list[int]]]:
-        """Every prompt's number and answer, in the order in which they are finished."""
+        """Each prompt's index and answer, in the order in which they are finished."""
         with closing(self.loop.run(prompts)) as answers:
             for answer in answers:
                 yield answer.index, answer.tokens

@@ -1,11 +1,11 @@
 """Rollouts on disk: the prompts and the teacher's own answers, with a manifest that says what they were made from.
 
-    manifest.json        base model, settings and prompts file that all this belongs to
-    made-up.jsonl        the prompts that the model made up, so far
-    prompts.jsonl        all prompts, once they are complete
-    answers-00000.safetensors, ...   answers as they were finished; an answer's number is prompt x answers + which
+    manifest.json        the base model, settings and prompts that the rollouts were made with
+    made-up.jsonl        the prompts that the model has made up so far
+    prompts.jsonl        all prompts, written once they are complete
+    answers-00000.safetensors, ...   answers in the order of completion, by number: prompt x answers per prompt + index
 
-A run that was killed goes on where the files end; a run of the same settings finds all of it done.
+A run that was killed continues from these files; another run with the same settings reuses them.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ from stridelm.train.settings import ROLLOUT_FIELDS, TrainSettings, differences
 DEFAULT_SELF_PROMPTS = 4096
 MANIFEST = "manifest.json"
 _PART = 512
-"""Answers in a file: what a killed run loses at most, and one round of made-up prompts."""
-_LEAST_ANSWER = 4
+"""Answers per file: a killed run loses at most this many, or one round of made-up prompts."""
+_MIN_ANSWER = 4
 _SELF_SEED = 2**40
-"""Seeds of made-up prompts start here, out of the way of the answers'."""
+"""Seeds of made-up prompts start here, so that they differ from the seeds of answers."""
 
 Report = Callable[[str, int, int], None]
-"""(what is being done, how many are done, of how many)."""
+"""Shows progress: (activity, number done, total number)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """What a conversion learns from, and what it is measured on."""
+    """The texts that a conversion is trained and evaluated on."""
 
     train: list[Text]
     held_out: list[Text]
-    """Greedy answers to prompts that are not among the trained ones."""
+    """Greedy answers to prompts that are not trained on."""
     manifest: dict[str, object]
 
 
@@ -71,7 +71,7 @@ class RolloutStore:
         self.report = report
         answered = [line.with_answer() for line in lines] if settings.learns.needs_answers else []
         self.given_answers = [answer for _, answer in answered]
-        """Answers of the file, to be learnt instead of the model's own."""
+        """Answers from the prompts file, to be learnt instead of the model's own."""
         if settings.learns.needs_answers:
             lines = [replace(line, prompt=prompt) for line, (prompt, _) in zip(lines, answered, strict=True)]
             if not lines:
@@ -104,7 +104,7 @@ class RolloutStore:
         if not file.is_file():
             return
         manifest = self.manifest()
-        del manifest["base"]  # the same weights may go by another name
+        del manifest["base"]  # the same weights may have another name
         apart = differences(read_json(file, "name another folder with --rollouts"), manifest)
         if apart:
             raise InputError(
@@ -113,7 +113,7 @@ class RolloutStore:
             )
 
     def make(self) -> Rollouts:
-        """Read what is there, make what is missing."""
+        """Read the rollouts that are on disk, and make those that are missing."""
         self.check()
         manifest = self.manifest()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ class RolloutStore:
             write_json(self.folder / MANIFEST, manifest)
         prompts = self._prompts()
         encoded = [_encode(self.checkpoint, prompt) for prompt in prompts]
-        if all(len(tokens) + _LEAST_ANSWER > self.settings.length for tokens in encoded):
+        if all(len(tokens) + _MIN_ANSWER > self.settings.length for tokens in encoded):
             raise InputError(
                 f"no prompt leaves room for an answer in a text of --length ({self.settings.length}): the shortest has "
                 f"{min(map(len, encoded))} tokens. Give a greater --length"
@@ -152,7 +152,7 @@ class RolloutStore:
         return prompts
 
     def _make_up(self) -> list[str]:
-        """Round after round until there are enough; what a round brought is kept at once."""
+        """Let the model make up prompts in rounds until there are enough. Each round is written to disk at once."""
         if not self.self_prompts:
             return []
         file = self.folder / "made-up.jsonl"
@@ -165,7 +165,7 @@ class RolloutStore:
         longest = min(self.settings.prompt_tokens, self.checkpoint.context_length - start)
         engine = self._engine(start + longest)
         while len(texts) < self.self_prompts:
-            # A third is lost to the sieve or cut off; a round is also what a killed run loses.
+            # A third more than needed, since some are near-duplicates or cut off. A killed run loses one round.
             size = max(batch, min(8 * batch, (self.self_prompts - len(texts)) * 4 // 3))
             self.report("making up prompts", len(texts), self.self_prompts)
             first = _SELF_SEED + self.settings.seed * 2**32 + sum(earlier["seeds"] for earlier in rounds)
@@ -188,7 +188,7 @@ class RolloutStore:
             return False
 
     def _read_given(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, list[int]]:
-        """The file's answers, each with an end-of-text token, by number."""
+        """Number -> answer from the prompts file, each with an end-of-text token."""
         tokenizer, answers = self.checkpoint.tokenizer, {}
         end = tokenizer.eos_token_id
         if not isinstance(end, int):
@@ -203,7 +203,7 @@ class RolloutStore:
 
     @property
     def _measures_given(self) -> bool:
-        """Whether what is held out has the file's answers, too: without masks there is nothing else to measure."""
+        """Whether held-out prompts keep the file's answers, too: without masks, only the loss on these is measured."""
         return not self.settings.learns.proposes
 
     def _rollout_prompts(self, encoded: list[tuple[int, ...]], held: set[int]) -> dict[int, RolloutPrompt]:
@@ -224,7 +224,7 @@ class RolloutStore:
         return wanted
 
     def _answers(self, wanted: dict[int, RolloutPrompt]) -> dict[int, list[int]]:
-        """All answers by number; those on disk are not written again."""
+        """Number -> answer. Answers that are already on disk are not generated again."""
         answers: dict[int, list[int]] = {}
         files = sorted(self.folder.glob("answers-*.safetensors"))
         for file in files:
@@ -233,7 +233,7 @@ class RolloutStore:
         missing = {number: prompt for number, prompt in wanted.items() if number not in answers}
         if not missing:
             return answers
-        # Long ones first: at the end the places are then left for the short ones.
+        # Long prompts first, so that only short ones are left at the end.
         numbers = sorted(missing, key=lambda number: -len(missing[number].tokens))
         engine = self._engine(max(len(prompt.tokens) + prompt.max_tokens for prompt in missing.values()))
         part: dict[int, list[int]] = {}
@@ -252,12 +252,12 @@ class RolloutStore:
 
 
 def _as_line(prompt: Prompt) -> dict[str, Prompt]:
-    """As `read_prompts` reads it."""
+    """An entry of prompts.jsonl, in the format of `read_prompts`."""
     return {"prompt" if isinstance(prompt, str) else "messages": prompt}
 
 
 def _checked(checkpoint: Checkpoint, line: PromptLine) -> Prompt:
-    """A prompt of the file, if the model can take it."""
+    """The line's prompt; refuses one that the model cannot answer."""
     try:
         _encode(checkpoint, line.prompt)
     except InputError as error:
@@ -267,7 +267,7 @@ def _checked(checkpoint: Checkpoint, line: PromptLine) -> Prompt:
 
 def _encode(checkpoint: Checkpoint, prompt: Prompt) -> tuple[int, ...]:
     tokens = encode_prompt(checkpoint, prompt)
-    if len(tokens) + _LEAST_ANSWER > checkpoint.context_length:
+    if len(tokens) + _MIN_ANSWER > checkpoint.context_length:
         raise InputError(
             f"the prompt has {len(tokens)} tokens, which leaves no room for an answer in a context of "
             f"{checkpoint.context_length}: shorten it"

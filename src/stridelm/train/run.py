@@ -1,4 +1,4 @@
-"""`stridelm train`: prompts, rollouts, training, and a folder that holds what was trained and all about its making."""
+"""`stridelm train`: prompts, rollouts, training, and a folder with the result and the record of how it was made."""
 
 import shlex
 import shutil
@@ -27,12 +27,12 @@ from stridelm.train.trainer import Trainer
 
 RECORD = "train.json"
 _FREE_BYTES = 200_000_000
-"""Beside what is trained: rollouts, metrics, the picture."""
+"""Disk space for files other than checkpoints: rollouts, metrics, the plot."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     model: str
     prompts: Path | None
@@ -54,7 +54,7 @@ def _run(options: TrainOptions, team: Team) -> None:
     rollouts_folder = options.rollouts or out / "rollouts"
     if team.is_first:
         _check_out(out, WAYS[settings.mode].result, resume=options.resume)
-        _check_place(rollouts_folder)
+        _check_can_be_folder(rollouts_folder)
     checkpoint = load_checkpoint(options.model, _load_settings(settings), trainable=True)
     WAYS[settings.mode].check(checkpoint, settings, team)
     made = (_starting(out), out, rollouts_folder) if team.is_first else ()
@@ -63,7 +63,7 @@ def _run(options: TrainOptions, team: Team) -> None:
         with team.first_before_others():
             record = _opened(options, checkpoint, store, team) if team.is_first else {}
             rollouts = store.make()
-        with tensorboard_writer(out) if team.is_first else nullcontext(_say_nothing) as to_tensorboard:
+        with tensorboard_writer(out) if team.is_first else nullcontext(_ignore) as to_tensorboard:
 
             def watch(entry: dict[str, Any]) -> None:
                 display.watch(settings.steps, entry)
@@ -81,7 +81,7 @@ def _run(options: TrainOptions, team: Team) -> None:
     usage = WAYS[settings.mode].usage(options.model, str(out))
     write_card(out, record, trainer.conversion.card, usage, evaluation)
     drawn = draw_report(out)
-    # With these two a run is finished: killed before, it is resumed and comes here again.
+    # These two finish the run. A run that is killed before them can be resumed, and ends here again.
     trainer.conversion.save(out)
     remove_checkpoints(out)
     print(f"{out}: {evaluation.sentence}")
@@ -97,8 +97,8 @@ def _coverage(counts: dict[str, int], length: int) -> str:
     )
 
 
-def _say_nothing(entry: dict[str, Any]) -> None:
-    """Of several processes, one speaks."""
+def _ignore(entry: dict[str, Any]) -> None:
+    """For all processes but the first, which writes the TensorBoard files."""
 
 
 def _load_settings(settings: TrainSettings) -> LoadSettings:
@@ -108,11 +108,11 @@ def _load_settings(settings: TrainSettings) -> LoadSettings:
 
 
 def _check_out(out: Path, result: str, *, resume: bool) -> None:
-    """A folder that is new, or one of a run that is to go on."""
+    """Refuse a folder that exists, unless it holds an unfinished run that is to be resumed."""
     if not out.exists():
         if resume:
             raise InputError(f"{out}: there is nothing to resume; leave --resume out to start")
-        _check_place(out)
+        _check_can_be_folder(out)
         return
     if not resume:
         raise InputError(f"{out}: exists already: name another folder, or go on with what it holds by --resume")
@@ -122,21 +122,22 @@ def _check_out(out: Path, result: str, *, resume: bool) -> None:
         raise InputError(f"{out}: its run is finished, there is nothing to resume")
 
 
-def _check_place(folder: Path) -> None:
-    place = _nearest(folder)
+def _check_can_be_folder(folder: Path) -> None:
+    place = _nearest_existing(folder)
     if not place.is_dir():
         raise InputError(f"{place}: is a file, so there can be no folder {folder}: name another one")
 
 
-def _nearest(folder: Path) -> Path:
-    """The folder, or else what there is of the way to it."""
+def _nearest_existing(folder: Path) -> Path:
+    """The folder itself if it exists, otherwise its nearest existing parent."""
     return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
-def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
-    """Weights and two moments of the optimiser in float32, twice while a checkpoint replaces another."""
+def _check_disk_space(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> None:
+    """Check the free disk space. A checkpoint holds the weights and two moments of the optimiser in float32; there are
+    two checkpoints while one replaces the other."""
     needed = WAYS[settings.mode].values(checkpoint.network, settings) * 4 * 3 * 2 + _FREE_BYTES
-    place = _nearest(out)
+    place = _nearest_existing(out)
     free = shutil.disk_usage(place).free
     if free < needed:
         raise InputError(
@@ -146,8 +147,8 @@ def _check_room(out: Path, checkpoint: Checkpoint, settings: TrainSettings) -> N
 
 
 def _opened(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
-    """Make the run's folder, once everything that can be refused was; returns what train.json says."""
-    _check_room(options.out, checkpoint, options.settings)
+    """Make the run's folder, once all checks have passed. Returns the content of train.json."""
+    _check_disk_space(options.out, checkpoint, options.settings)
     record = _record(options, checkpoint, store, team)
     store.check()
     _open(options, record)
@@ -155,7 +156,7 @@ def _opened(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, 
 
 
 def _record(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, team: Team) -> dict[str, Any]:
-    """What train.json says. Of a resumed run: what it said before, which must be what was asked for now."""
+    """The content of train.json. A resumed run keeps its earlier content, which must agree with the options."""
     asked = {
         "model": options.model,
         "prompts": str(options.prompts) if options.prompts else None,
@@ -177,7 +178,7 @@ def _record(options: TrainOptions, checkpoint: Checkpoint, store: RolloutStore, 
 
 
 def _open(options: TrainOptions, record: dict[str, Any]) -> None:
-    """Write train.json. A new folder has it from its first moment: without it there is nothing to resume."""
+    """Write train.json. A new folder appears together with it, because only a folder with train.json can be resumed."""
     if options.resume:
         write_json(options.out / RECORD, record)
         return
@@ -194,7 +195,7 @@ def _starting(out: Path) -> Path:
 
 @contextmanager
 def _removed_if_refused(*folders: Path) -> Iterator[None]:
-    """Folders that this run makes go again if it ends before they hold answers or a checkpoint."""
+    """If the run fails before these folders hold answers or a checkpoint, remove those that it has made."""
     made = [folder for folder in folders if not folder.exists()]
     try:
         yield

@@ -10,14 +10,14 @@ from stridelm.train.near_duplicates import Sieve
 from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
 
 _PLACE = "\x00here\x00"
-_FEWEST_WORDS = 3
-_SHORTEST_TEXT = 8
-"""Tokens of a plain text's beginning, where a model has no chat template."""
+_MIN_WORDS = 3
+_MIN_TEXT_TOKENS = 8
+"""Minimum tokens of a prompt if the model has no chat template: then prompts are beginnings of plain texts."""
 
 
 def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What stands before a user's words; where a model's chat template has nothing there, or the model no template,
-    what stands before any text."""
+    """The tokens before a user's message in the chat template. If there are none, or there is no template, the token
+    that begins any text."""
     if tokenizer.chat_template:
         whole = tokenizer.apply_chat_template([{"role": "user", "content": _PLACE}], tokenize=False)
         before, found, _ = str(whole).partition(_PLACE)
@@ -37,7 +37,7 @@ def opening(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def made_up(
     tokenizer: PreTrainedTokenizerBase, engine: RolloutEngine, seeds: range, prompt_tokens: int
 ) -> Iterator[str]:
-    """One candidate per seed, in the order of the seeds; those that were cut off or say nothing are left out."""
+    """One candidate per seed, in the order of the seeds; those that were cut off or are too short are left out."""
     start = opening(tokenizer)
     prompts = [RolloutPrompt(tuple(start), prompt_tokens, temperature=1.0, seed=seed) for seed in seeds]
     answers = dict(engine.run(prompts))
@@ -47,13 +47,13 @@ def made_up(
             if tokens[-1] not in engine.eos_ids:
                 continue
         else:
-            # A text has no end to wait for: its beginning, of some length, is the prompt.
-            tokens = tokens[: random.Random(seed).randint(min(_SHORTEST_TEXT, prompt_tokens), prompt_tokens)]
+            # A plain text need not end: its beginning, of random length, is the prompt.
+            tokens = tokens[: random.Random(seed).randint(min(_MIN_TEXT_TOKENS, prompt_tokens), prompt_tokens)]
         text = str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
-        if len(text.split()) >= _FEWEST_WORDS and "\ufffd" not in text:
+        if len(text.split()) >= _MIN_WORDS and "\ufffd" not in text:
             yield text
 
 
 def sift(candidates: Iterator[str], sieve: Sieve) -> list[str]:
-    """Without those that are nearly the same as an earlier one."""
+    """The candidates without near-duplicates of earlier ones."""
     return [text for text in candidates if sieve.admit(text)]

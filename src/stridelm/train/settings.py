@@ -1,4 +1,4 @@
-"""The settings of a conversion, each defined once: command line, `train.json` and docs derive from these."""
+"""The settings of a conversion, each defined once: the command line, `train.json` and the docs derive from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -22,20 +22,20 @@ LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a student may learn, and what that needs."""
+    """What a student can learn, and what training it requires."""
 
     meaning: str
     modes: tuple[str, ...]
-    """Those that can learn it."""
+    """The modes that can learn it."""
     labels: tuple[str, ...]
-    """What its loss may compare with. The first is the default; for heads it is the text's own token."""
+    """The labels that its loss accepts. The first is the default, except for heads, whose default is `text`."""
     needs_answers: bool = False
-    """Whether it learns the answers in the file of prompts, not the model's own."""
+    """Whether it learns the answers given in the prompts file instead of the model's own answers."""
     needs_critic: bool = False
-    """Whether the teacher runs a second time, over what the student proposed."""
+    """Whether the teacher runs a second time, over the tokens that the student proposed."""
     proposes: bool = True
-    """Whether the student learns to propose several tokens. If not, there are no masks, and the model writes no
-    answers: what is measured is the loss on the held-out ones of the file."""
+    """Whether the student learns to propose several tokens. If not, there are no masks and no rollouts, and the
+    evaluation is the loss on the held-out answers of the prompts file."""
 
 
 OBJECTIVES = {
@@ -64,19 +64,19 @@ OBJECTIVES = {
         proposes=False,
     ),
 }
-"""By `--objective`. A new one is an entry here and its targets in train/objective.py."""
+"""By `--objective`. To add one, add an entry here and its targets in train/objective.py."""
 GATES = {"mask": "mask rows alone pass through the adapter", "none": "all rows do, so the model changes"}
 MEASURED_DRAFTS = 8
-"""Of a draft model, per forward, when it is measured."""
+"""Number of drafts per forward pass when a draft model is evaluated."""
 
 
 class TrainingFailed(RuntimeError):
-    """The loss is no number any more: exit status 1, for the user has done nothing wrong."""
+    """The loss or a weight is no longer finite. Exit status 1, since this is not an error in the user's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceSettings:
-    """Where and how a measurement runs."""
+    """The device, precision and threads of a measurement."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
@@ -92,7 +92,7 @@ def _choices(what: str, choices: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How a model is converted. The defaults suit a model of some hundred million parameters on one GPU."""
+    """How a model is converted. The defaults suit a model of a few hundred million parameters on one GPU."""
 
     mode: str = field(default="adapter", metadata={"help": _choices("What is trained.", MODES)})
     """What is trained."""
@@ -111,66 +111,66 @@ class TrainSettings:
         },
     )
     """What the loss compares with."""
-    gate: str = field(default="mask", metadata={"help": _choices("Of an adapter.", GATES)})
-    """Of an adapter."""
+    gate: str = field(default="mask", metadata={"help": _choices("Which rows pass through the adapter.", GATES)})
+    """Which rows pass through the adapter."""
     layers: int = 2
-    """Of a draft model."""
+    """Number of layers of the draft model."""
     heads: int = 4
-    """How many prediction heads."""
+    """Number of prediction heads."""
     head_size: int | None = None
-    """Inner width of a head; by default the model's own."""
+    """Inner width of a head; by default the model's hidden size."""
     self_prompts: int | None = None
-    """Prompts that the model makes up for itself; by default 4096 without a file of prompts, none with one."""
+    """Number of prompts that the model makes up; by default 4096 without a prompts file, 0 with one."""
     prompt_tokens: int = 384
-    """The longest prompt that the model may make up."""
+    """Maximum number of tokens of a prompt that the model makes up."""
     answers: int = 1
-    """Answers to every prompt."""
+    """Number of answers per prompt."""
     greedy_share: float = 0.6
-    """The share of prompts whose first answer is greedy; all other answers are sampled."""
+    """Fraction of prompts whose first answer is greedy; all other answers are sampled."""
     temperature: float = 0.8
-    """Of the sampled answers."""
+    """Sampling temperature of the answers that are not greedy."""
     answer_tokens: int = 320
-    """The longest answer; 2048 and more are fine."""
+    """Maximum number of tokens of an answer; 2048 and more are fine."""
     rollout_batch: int = 256
-    """Answers written at once."""
+    """Number of answers generated at once."""
     held_out: int = 64
-    """Prompts that are never trained on, to measure on."""
+    """Number of prompts that are kept out of training, for evaluation."""
     k: int = 9
-    """Tokens proposed per pass: a chain has k - 1 masks."""
+    """Tokens proposed per forward pass: a chain has k - 1 masks."""
     random_k: bool = False
-    """Draw k anew for every step, from 2 up to k; otherwise all masks of a chain are trained."""
+    """Draw a new k for every step, between 2 and --k; otherwise every step trains all masks of a chain."""
     rank: int = 56
-    """Of the low-rank part that every linear layer gets."""
+    """Rank of the low-rank part that is added to each linear layer."""
     sequential_size: int | None = None
-    """State size of the sequential head; 0 trains without it. By default 512 for a gated adapter; no other has one."""
+    """State size of the sequential head; 0 trains without one. By default 512; only gated adapters have this head."""
     plain_weight: float = 0.3
-    """With a sequential head: how much the loss of the drafts without it counts."""
+    """With a sequential head: weight of the additional loss on the drafts without the head."""
     depth_decay: float = 0.9
-    """A mask one deeper in its chain counts so much less: it is reached less often."""
+    """Factor on the loss weight per depth of a mask in its chain: deeper masks are reached less often."""
     texts: int = 32
-    """Texts of full length in a step; shorter ones are more in number."""
+    """Number of texts of full length per step; a step of shorter texts has more of them."""
     length: int = 448
-    """Tokens of a text at most; the rest is cut off."""
+    """Maximum number of tokens of a text; the rest is cut off."""
     anchors: int = 48
-    """Chains on a text of full length; shorter ones have fewer in proportion."""
+    """Number of chains on a text of full length; shorter texts have proportionally fewer."""
     steps: int = 2000
-    """Steps of the optimiser."""
+    """Number of optimiser steps."""
     learning_rate: float | None = None
-    """Of AdamW, after a linear warm-up; falls to zero along a cosine. By default 1e-3, for --mode full 1e-5."""
+    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero. By default 1e-3, for --mode full 1e-5."""
     warmup: int = 100
-    """Steps of the warm-up."""
+    """Number of warm-up steps."""
     clip: float = 1.0
-    """The gradient's largest norm."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     seed: int = 0
-    """Same seed and machine, same result."""
+    """Random seed: the same seed on the same machine gives the same result."""
     evaluate_every: int = 250
-    """Steps between measurements on the held-out prompts."""
+    """Steps between evaluations on the held-out prompts."""
     checkpoint_every: int = 500
-    """Steps between checkpoints, from which --resume goes on."""
+    """Steps between checkpoints, from which --resume continues."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU if there is one."""
     dtype: str = AUTO_DTYPE
-    """float32, bfloat16 or float16 for the base model; auto: bfloat16 on a GPU. What is trained is float32 always."""
+    """float32, bfloat16 or float16 for the base model; auto: bfloat16 on a GPU. Trained weights are always float32."""
     threads: int = 0
     """CPU threads; 0 takes one per core."""
 
@@ -192,8 +192,8 @@ class TrainSettings:
                 f"{', '.join(self.learns.labels)}"
             )
         for each in fields(self):
-            matters = _MATTERS.get(each.name)
-            if matters is not None and getattr(self, each.name) != each.default and not matters(self):
+            applies = _APPLIES.get(each.name)
+            if applies is not None and getattr(self, each.name) != each.default and not applies(self):
                 raise InputError(
                     f"--{each.name.replace('_', '-')} means nothing with --mode {self.mode} --objective "
                     f"{self.objective} --gate {self.gate}: leave it out"
@@ -209,7 +209,7 @@ class TrainSettings:
 
     @property
     def masks(self) -> int:
-        """Drafts beyond the model's own next token: masks of a chain, or heads."""
+        """Number of drafts beyond the model's own next token: the masks of a chain, or the heads."""
         return self.heads if self.mode == "heads" else self.k - 1
 
     @property
@@ -220,7 +220,7 @@ class TrainSettings:
 
     @property
     def state_size(self) -> int:
-        """Of the sequential head."""
+        """State size of the sequential head; 0 for none."""
         if self.sequential_size is not None:
             return self.sequential_size
         return _SEQUENTIAL_SIZE if self.mode == "adapter" and self.gate == "mask" else 0
@@ -238,7 +238,7 @@ class TrainSettings:
 
     @property
     def has_anchors(self) -> bool:
-        """Whether proposals hang off places in a text."""
+        """Whether proposals start from anchors, positions drawn from each text."""
         return self.has_chains or self.mode == "heads"
 
 
@@ -250,7 +250,7 @@ def _is_gated(settings: TrainSettings) -> bool:
     return settings.mode == "adapter" and settings.gate == "mask"
 
 
-_MATTERS: dict[str, Callable[[TrainSettings], bool]] = {
+_APPLIES: dict[str, Callable[[TrainSettings], bool]] = {
     "gate": lambda settings: settings.mode == "adapter",
     "layers": lambda settings: settings.mode == "draft",
     "heads": lambda settings: settings.mode == "heads",
@@ -270,7 +270,7 @@ _MATTERS: dict[str, Callable[[TrainSettings], bool]] = {
     "answer_tokens": lambda settings: settings.learns.proposes,
     "rollout_batch": lambda settings: settings.learns.proposes,
 }
-"""Where a setting means something; elsewhere it is refused."""
+"""For each setting, when it applies; otherwise a value other than the default is refused."""
 
 
 _BOUNDS: list[tuple[str, float, float]] = [
@@ -286,22 +286,22 @@ _BOUNDS: list[tuple[str, float, float]] = [
 ROLLOUT_FIELDS = (
     "self_prompts", "prompt_tokens", "answers", "greedy_share", "temperature", "answer_tokens", "held_out", "seed",
 )  # fmt: skip
-"""What the rollouts depend on: two runs that agree in these can share them."""
+"""The settings that rollouts depend on: two runs with the same values can share rollouts."""
 
 assert set(ROLLOUT_FIELDS) < {field.name for field in fields(TrainSettings)}
 
 
-_SPOKEN = {"fingerprint": "the model's weights", "prompts_sha256": "the prompts", "prompts_given": "the prompts"}
-"""What a digest or a count stands for."""
+_DISPLAY_NAMES = {"fingerprint": "the model's weights", "prompts_sha256": "the prompts", "prompts_given": "the prompts"}
+"""How messages name a digest or a count."""
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a record of settings says otherwise than it would say now, for a message: its own values in brackets."""
+    """The names of settings that differ between a record and now, for a message; the record's values in brackets."""
     apart: list[str] = []
     for name, value in now.items():
         held = before.get(name)
         if isinstance(value, dict):
             apart += differences(held if isinstance(held, dict) else {}, value)
         elif held != value:
-            apart.append(_SPOKEN.get(name) or f"{name} ({held})")
+            apart.append(_DISPLAY_NAMES.get(name) or f"{name} ({held})")
     return list(dict.fromkeys(apart))

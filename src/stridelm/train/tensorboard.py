@@ -1,4 +1,4 @@
-"""TensorBoard files, where tensorboard is installed."""
+"""TensorBoard files, if tensorboard is installed."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from typing import Any
 
 @contextmanager
 def tensorboard_writer(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that takes the entries of metrics.jsonl, from the first on; without tensorboard it does nothing."""
+    """A function that takes each entry of metrics.jsonl, from the first on. Without tensorboard it does nothing."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         yield lambda entry: None
         return
-    # A killed run has lost some entries and has others that are made again.
+    # After a killed run some entries are missing and others will be repeated, so start with an empty folder.
     shutil.rmtree(folder / "tensorboard", ignore_errors=True)
     with SummaryWriter(str(folder / "tensorboard")) as writer:
 

@@ -1,4 +1,4 @@
-"""The loop of a conversion: batches in, a trained student out, with a record of everything on the way."""
+"""The training loop of a conversion: trains a student on batches, with checkpoints, evaluations and metrics."""
 
 import json
 import math
@@ -23,19 +23,19 @@ from stridelm.train.settings import TrainingFailed, TrainSettings
 from stridelm.train.students.student import compile_layers
 
 METRICS = "metrics.jsonl"
-_LOOK_EVERY = 10
-"""Steps between looks at the loss: on a GPU each look waits for all that is under way."""
+_REPORT_EVERY = 10
+"""Steps between reports of the loss: on a GPU, reading the loss waits for all launched work."""
 _MEASURED_TOKENS = 200
-"""Of every held-out answer."""
+"""Tokens of each held-out answer that are evaluated."""
 Evaluation = Tally | HeldOutLoss
 
 
 Watch = Callable[[dict[str, Any]], None]
-"""Told of every look and every measurement, those before a resumed run's checkpoint included."""
+"""Called with each entry of metrics.jsonl: losses and evaluations. A resumed run repeats the earlier entries."""
 
 
 class Trainer:
-    """Trains a student of a base model. Deterministic: a step depends on the seed, the step and the state alone."""
+    """Trains a student of a base model. Deterministic: a step depends only on the seed, its number and the state."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Trainer:
         self.parameters = {n: p for n, p in self.student.named_parameters() if p.requires_grad}
         self.batches = Batches(rollouts.train, settings)
         self.held_out = [_shortened(text) for text in rollouts.held_out]
-        # A tensor on a GPU: there the whole step is captured once and replayed, and a number would be frozen into it.
+        # A tensor, because on a GPU the whole step is captured once and replayed: a number would become a constant.
         self.rate = torch.tensor(settings.peak_rate, device=self.teacher.device)
         self.optimiser = torch.optim.AdamW(
             self.parameters.values(),
@@ -73,7 +73,7 @@ class Trainer:
         self.update = Graphed(self._update, self.teacher, self.teacher.device, captures=team.size == 1)
 
     def run(self) -> Evaluation:
-        """Train to the last step, from the newest checkpoint if there is one; returns the last measurement."""
+        """Train to the last step, from the newest checkpoint if there is one. Returns the last evaluation."""
         settings = self.settings
         done = load_checkpoint_state(self.folder, self.parameters, self.optimiser)
         metrics = _Metrics(self.folder / METRICS, done, self.watch, writes=self.team.is_first)
@@ -87,7 +87,7 @@ class Trainer:
             finished = step + 1
             is_last = finished == settings.steps
             is_kept = is_last or finished % settings.checkpoint_every == 0
-            if is_kept or finished % _LOOK_EVERY == 0:
+            if is_kept or finished % _REPORT_EVERY == 0:
                 loss = _finite(self.team.sum(torch.stack(losses)), finished)
                 seconds = time.perf_counter() - since
                 metrics.add(
@@ -110,7 +110,7 @@ class Trainer:
         return evaluation or self._measured()
 
     def _step(self, step: int) -> torch.Tensor:
-        """The loss of a step, after which the weights have moved."""
+        """Run one step, which updates the weights. Returns its loss."""
         if self.teacher.device.type == "cuda":
             self.rate.fill_(self._rate(step))
         else:
@@ -122,7 +122,7 @@ class Trainer:
     def _update(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.optimiser.zero_grad(set_to_none=True)
         loss = self.spread(*inputs)
-        (loss * self.team.size).backward()  # processes' gradients are averaged, and their losses are shares of one
+        (loss * self.team.size).backward()  # losses of processes add up to the batch's, but gradients are averaged
         torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.settings.clip)
         self.optimiser.step()
         return loss.detach()
@@ -135,7 +135,7 @@ class Trainer:
         return settings.peak_rate * 0.5 * (1 + math.cos(math.pi * share))
 
     def _check_weights(self, step: int) -> None:
-        """The loss is that of the weights before its step: it does not tell what the step made of them."""
+        """Fail if a weight is not finite. The loss does not show this: it is computed before the step's update."""
         damaged = sum(float((~parameter.isfinite()).sum()) for parameter in map(local, self.parameters.values()))
         if float(self.team.sum(torch.tensor(damaged, device=self.teacher.device))):
             raise _failed(f"a weight is no number after step {step}")
@@ -172,7 +172,8 @@ def _failed(what: str) -> TrainingFailed:
 
 
 class _Metrics:
-    """metrics.jsonl: one object a line. What a killed run wrote behind its last checkpoint is written again."""
+    """metrics.jsonl: one JSON object per line. Entries that a killed run wrote after its last checkpoint are dropped,
+    and written again."""
 
     def __init__(self, file: Path, done: int, watch: Watch, *, writes: bool) -> None:
         self.file = file
@@ -197,5 +198,5 @@ class _Metrics:
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
-    except ValueError:  # the last line of a killed run may be half of one
+    except ValueError:  # the last line of a killed run may be incomplete
         return 2**62

@@ -1,4 +1,4 @@
-"""C++ to shared objects: compiled once per machine, kept in the cache, bound by ctypes."""
+"""Compiles C++ to shared objects, once per machine: kept in the cache folder, and called through ctypes."""
 
 import hashlib
 import os
@@ -15,11 +15,11 @@ _SECONDS = 240
 
 
 class CannotCompile(Exception):
-    """There is no compiler, or it does not do what it should. The message says which."""
+    """There is no compiler, or compiling failed. The message says which."""
 
 
 def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] = ()) -> Path:
-    """The shared object of a source file, for this processor, and for no other: flags may say so."""
+    """The shared object of a source file. Valid for this processor only: the flags may include -march=native."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise CannotCompile(f"there are none for {platform.machine() or 'this machine'}")
     texts = [file.read_text() for file in sorted([source, *source.parent.glob("*.h")])]
@@ -34,7 +34,7 @@ def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] =
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            # In two steps: what is linked must be what the flags say, not what the compiler adds for them.
+            # Compile and link separately: only `link_flags` decide what is linked, not what compile flags would add.
             unlinked, linked = Path(folder) / "unlinked.o", Path(folder) / made.name
             _run(compiler, *flags, "-c", str(source), "-o", str(unlinked))
             _run(compiler, "-shared", *link_flags, str(unlinked), "-o", str(linked))

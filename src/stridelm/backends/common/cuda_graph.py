@@ -1,5 +1,5 @@
-"""A function of fixed-shape tensors as a CUDA graph: launched at once, where launching thousands of small kernels one
-by one takes longer than running them. On a CPU it is just the function."""
+"""Runs a function of fixed-shape tensors as a CUDA graph, in one launch: launching thousands of small kernels one by
+one takes longer than running them. On a CPU it just calls the function."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 _WARM_UP = 2
-"""Calls that run as they are: they compile kernels and make lasting buffers, which a capture must not do."""
+"""Calls before a capture: they compile kernels and allocate lasting buffers, which must not happen in a capture."""
 
 
 class Graphed:
     """Calls `function(*tensors)`. Calls with the same key have the same shapes and make the same launches.
 
-    What the function changes in place must stay where it is; what it returns is valid until the next call.
+    Tensors that the function changes in place must keep their memory. Its result is valid until the next call.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Graphed:
         captures: bool = True,
         pool: Any = None,
     ) -> None:
-        """`network` is what the function runs; `captures`: whether it may be captured at all; `pool`: of memory that
-        it shares with others which never run at the same time."""
+        """`network`: the network that the function runs; `captures`: whether it may be captured at all; `pool`: memory
+        pool, shared with other graphs that never run at the same time."""
         self.function = function
-        # Experts take rows by what these say: shapes that a graph cannot hold.
+        # How many rows an expert gets depends on the data: a graph cannot have such shapes.
         has_experts = any(weight.dim() == 3 for weight in network.parameters())
         self.captures = captures and device.type == "cuda" and not has_experts
         self._calls: Counter[Hashable] = Counter()
@@ -54,7 +54,7 @@ class Graphed:
         return output
 
     def _run_aside(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """On the stream that will be captured, so that the two agree."""
+        """Warm up on the same stream that will be captured."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             output = self.function(*tensors)
@@ -71,7 +71,7 @@ class Graphed:
 
 
 class HostCopy:
-    """A tensor on its way to the host, which may go on meanwhile. What runs on the device later does not change it."""
+    """An asynchronous copy of a tensor to the host. Later work on the device does not change it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         is_cuda = tensor.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The sequential head and the output matrix of a converted network, as drafting asks for them.
+"""The sequential head and the output matrix of a converted network, in the form that drafters use.
 
 Shape letters: X chains, C model width, S state size, N candidates, D depths of a chain, V vocabulary.
 """
@@ -18,7 +18,7 @@ _BELOW_ONE = 1 - 1e-6
 
 
 class TensorGate:
-    """Keeps `contracts.Gate`: what an adapter brings beside its low-rank parts, on its network's device."""
+    """Implements `contracts.Gate`: the parts of an adapter other than its low-rank parts, on its network's device."""
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
         self.k = adapter.config.k
@@ -27,7 +27,7 @@ class TensorGate:
         head = adapter.sequential_head()
         self.sequential_head = None if head is None else head.to(network.device)
         self.output_weight_VC = None if head is None else _output_weight(network)
-        """The output matrix, whose rows turn what the sequential head adds into scores of tokens."""
+        """The output matrix. Its rows turn what the sequential head adds into changes of tokens' logits."""
         self.score = Scorer(network)
         self.softcap = self.score.softcap
 
@@ -54,18 +54,18 @@ class TensorGate:
         more, cap = (added.to(rows_NC.dtype) @ rows_NC.t()).float(), self.softcap
         if cap is None:
             return logits + more
-        # What is added lies before the cap (Gemma 2).
+        # The soft cap is applied after the addition (Gemma 2), so undo it first.
         return cap * torch.tanh(torch.atanh((logits / cap).clamp(-_BELOW_ONE, _BELOW_ONE)) + more / cap)
 
     def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         return arrays.top(logits_V, count)
 
     def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> None:
-        """Nothing quicker here than depth by depth."""
+        """None: nothing here is faster than growing the tree depth by depth."""
 
 
 def _output_weight(network: PreTrainedModel) -> torch.Tensor:
-    # A tied matrix is held as the embedding anyway, with rows that lie together; the head may have stored it otherwise.
+    # If the matrix is tied, take the embedding, whose rows are contiguous; the head may store it in another order.
     tied = network.config.get_text_config().tie_word_embeddings
     holder: Any = network.get_input_embeddings() if tied else network.get_output_embeddings()
     return holder.weight

@@ -1,10 +1,10 @@
-"""What Linux says of the processor."""
+"""Information about the processor, from Linux."""
 
 from pathlib import Path
 
 
 def processor_entry(name: str) -> str:
-    """The first entry of that name in /proc/cpuinfo: `vendor_id`, `model name`, `flags`; empty where there is none."""
+    """The first entry of that name in /proc/cpuinfo: `vendor_id`, `model name`, `flags`; empty if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

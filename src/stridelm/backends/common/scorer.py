@@ -1,5 +1,5 @@
-"""Hidden states to logits and probabilities, outside of a forward pass: for masks that were deferred, for prediction
-heads and for steps over `DenseTexts`.
+"""Hidden states to logits and probabilities, outside of a forward pass: for masks whose logits were deferred, for
+prediction heads and for steps over `DenseTexts`.
 
 Shape letters: X rows, C model width, V vocabulary.
 """
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 
 def cap_of(network: PreTrainedModel) -> float | None:
-    """The soft cap on its logits (Gemma 2); None where there is none."""
+    """The soft cap on its logits (Gemma 2); None if it has none."""
     return getattr(network.config.get_text_config(), "final_logit_softcapping", None)
 
 
@@ -20,7 +20,7 @@ def capped(logits_XV: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 def probability(logits_XV: torch.Tensor, tokens_X: torch.Tensor) -> torch.Tensor:
-    """The model's own, of one token for each row: X."""
+    """The model's probability of one token per row: X."""
     chosen_X = logits_XV.gather(1, tokens_X[:, None])[:, 0]
     return (chosen_X - logits_XV.logsumexp(dim=-1)).exp()
 
@@ -35,5 +35,5 @@ class Scorer:
 
     @torch.inference_mode()
     def __call__(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """In float32."""
+        """Logits in float32."""
         return capped(self.head(hidden_XC.to(self.dtype)).float(), self.softcap)

@@ -1,4 +1,4 @@
-"""What a step of a stepper takes."""
+"""How long a stepper's step takes."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ _TRIALS = 9
 
 
 def median_seconds(stepper: Stepper) -> float:
-    """The median of some steps of free places. Measure while the stepper is idle: timing runs real steps."""
+    """The median time of some steps with all places free. Measure while the stepper is idle: timing runs real steps."""
     times: list[float] = []
     try:
         for _ in range(_TRIALS):

@@ -1,5 +1,5 @@
-"""The trial of a network: a few tokens in steps of several and of single rows, so that positions, the cache and the
-choice of wanted rows are on trial, too."""
+"""A trial run of a network: a few tokens, in steps of several rows and of single rows, so that positions, the cache and
+the choice of wanted rows are tested, too."""
 
 from itertools import pairwise
 
@@ -12,12 +12,12 @@ from stridelm.layout import lay_out, make_block
 TRIAL_STEPS = (0, 4, 5, 6)
 TRIAL_TOKENS = TRIAL_STEPS[-1]
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
-# bfloat16 is that coarse: the built-in model's own logits on a GPU are a tenth away from float32's. Wrong attention, as
-# cuDNN's was, showed as more than one.
+# bfloat16 is that coarse: on a GPU the built-in model's own logits differ from float32's by a tenth. Wrong attention,
+# as cuDNN's was, gave a distance of more than one.
 
 
 def trial_logits(forward: Forward, network: PreTrainedModel) -> torch.Tensor:
-    """What a forward of this network says behind each step of the trial."""
+    """The logits that a forward of this network gives after each step of the trial."""
     table, ids, actual = forward.cache.open(), trial_ids(network), []
     for start, end in pairwise(TRIAL_STEPS):
         (output,) = forward(lay_out([make_block(start, ids[start:end])]), [table])
@@ -28,7 +28,7 @@ def trial_logits(forward: Forward, network: PreTrainedModel) -> torch.Tensor:
 
 
 def distance(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    """The largest difference, the largest logit being 1."""
+    """The largest difference, relative to the largest expected logit."""
     return float((expected - actual).abs().max() / expected.abs().max())
 
 

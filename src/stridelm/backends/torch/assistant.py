@@ -1,14 +1,14 @@
 """Gemma 4's assistant: a small network that drafts from what the target has computed already.
 
 It has no keys and values of its own. Each of its layers attends to those that the target's last layer of the same kind
-has left in the cache. Beside these it reads the newest token's embedding and what the target's output head read before
-that token; then, draft by draft, the draft's embedding and its own last output:
+has written to the cache. Its inputs for the first draft are the newest token's embedding and the target's final hidden
+state one token earlier; for each further draft, the previous draft's embedding and the assistant's own last output:
 
     cache of the target    t0 t1 t2 t3          t4: the newest token, not in the cache yet
     first draft            #  #  #  #           from t4 and the target's state at t3
     second draft           #  #  #  #           from the first draft and the assistant's own state
 
-So all drafts of a step stand at the newest token's position and see the same keys.
+So all drafts of a step have the newest token's position and see the same keys.
 
 Shape letters: X texts, C width of the target, V vocabulary, H query heads, G key-value heads, D head size, T tokens.
 """
@@ -39,14 +39,14 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class TorchAssistant:
-    """Keeps `contracts.Assistant`: transformers' own layers around our attention to the target's cache."""
+    """Implements `contracts.Assistant`: transformers' own layers, with our attention to the target's cache."""
 
     def __init__(self, network: PreTrainedModel, target: PreTrainedModel, forward: TorchForward) -> None:
-        """`forward` runs the target's network, and holds the cache to be read."""
+        """`forward` runs the target's network and holds the cache that the assistant reads."""
         self.network, self.target, self.forward = network, target, forward
         lending = lending_layers(target.config.get_text_config())
         self.sources = tuple(lending[kind] for kind in network.config.get_text_config().layer_types)
-        """The target's layer that each of the assistant's reads."""
+        """For each layer of the assistant, the target's layer whose keys and values it reads."""
 
     def reading(self, forward: Forward) -> "TorchAssistant":
         assert isinstance(forward, TorchForward), "the assistant of a network reads what torch keeps"
@@ -57,7 +57,7 @@ class TorchAssistant:
         self, tokens: list[int], hidden_XC: torch.Tensor, tables: list[Table]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device = self.network.device
-        # Nobody looks into these: attention reads the cache instead. They only have to have as many rows.
+        # Never read, since attention reads the cache instead: only their number of rows matters.
         empty = torch.empty(1, 1, len(tokens), 0, device=device)
         output = self.network(
             inputs_embeds=self.inputs(tokens, hidden_XC),
@@ -68,13 +68,13 @@ class TorchAssistant:
         return output.logits[0].float(), output.last_hidden_state[0]
 
     def inputs(self, tokens: list[int], hidden_XC: torch.Tensor) -> torch.Tensor:
-        """What the network reads, as one line of rows: 1 x X x 2C."""
+        """The network's inputs, one row per text: 1 x X x 2C."""
         embedded_XC = self.target.get_input_embeddings()(torch.tensor(tokens, device=self.network.device))
         return torch.cat([embedded_XC, hidden_XC], dim=-1)[None]
 
 
 class _CachePass:
-    """Keeps `attention.Pass`: row x sees all that the target's cache holds of text x, or the end of it."""
+    """Implements `attention.Pass`: row x sees all cached tokens of text x, or the last ones in layers with a window."""
 
     def __init__(self, forward: TorchForward, tables: list[Table], sources: tuple[int, ...]) -> None:
         self.memory, self.sources = forward.memory, sources
@@ -86,7 +86,7 @@ class _CachePass:
         for row, slots in enumerate(self.slots):
             seen = slots if isinstance(slots, slice) else torch.from_numpy(slots).to(query_HXD.device)
             if window is not None:
-                # transformers' rule for assistants: `window` tokens before the last in the cache, and that one.
+                # transformers' rule for assistants: the last cached token, and `window` tokens before it.
                 seen = _last(seen, window + 1)
             key_GTD, value_GTD = self.memory.read(self.sources[given.layer], seen)
             query_H1D = query_HXD[:, row : row + 1]
@@ -102,7 +102,7 @@ def _last(slots: slice | torch.Tensor, count: int) -> slice | torch.Tensor:
 
 
 def assistant_folder(name: str | Path) -> Path | None:
-    """The folder of the assistant that a name means, fetched where need be; None where it means something else."""
+    """The folder of the assistant with this name, downloaded if necessary; None if the name is not an assistant's."""
     folder = folder_of(str(name))
     try:
         settings = "{}" if folder is None else (folder / "config.json").read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def assistant_folder(name: str | Path) -> Path | None:
 
 
 def load_assistant(folder: Path, target: Checkpoint, forward: Forward) -> TorchAssistant:
-    """The assistant that a folder holds, for this target, whose cache `forward` keeps."""
+    """Load an assistant from a folder, for this target. `forward` holds the target's cache."""
     assert isinstance(forward, TorchForward)
     assistant = TorchAssistant(load_network(folder, target), target.network, forward)
     _check_answer(folder, assistant)
@@ -120,7 +120,7 @@ def load_assistant(folder: Path, target: Checkpoint, forward: Forward) -> TorchA
 
 
 def load_network(folder: Path, target: Checkpoint) -> PreTrainedModel:
-    """The assistant as transformers makes it, in its target's precision and place."""
+    """The assistant as transformers makes it, in its target's precision and on its device."""
     files, config = weight_files(folder), read_config(folder)
     _check_fits(folder, config, target)
     weights = read_weights(files)
@@ -128,7 +128,7 @@ def load_network(folder: Path, target: Checkpoint) -> PreTrainedModel:
 
 
 def _check_fits(folder: Path, config: PreTrainedConfig, target: Checkpoint) -> None:
-    """Refuse an assistant that was made for another model, before its weights are read."""
+    """Refuse an assistant for another model, before its weights are read."""
     of_target, of_assistant = target.network.config.get_text_config(), config.get_text_config()
     if of_target.model_type != _TARGET:
         raise InputError(
@@ -160,8 +160,8 @@ def _of_layer(config: PreTrainedConfig, layer: int, name: str) -> Any:
 
 @torch.inference_mode()
 def _check_answer(folder: Path, assistant: TorchAssistant) -> None:
-    """Refuse an assistant that says something else through our attention than as transformers made it. A trial: the
-    target reads a few tokens, and the assistant drafts behind them in both ways."""
+    """Refuse an assistant whose outputs with our attention differ from those of transformers. The target reads a few
+    tokens, and the assistant drafts after them in both ways."""
     network, target = assistant.network, assistant.target
     *read, newest = trial_ids(target)
     forward = TorchForward(target, len(read))

@@ -1,8 +1,8 @@
 """The attention function that StrideLM registers with transformers: a row sees its ancestors, over our own KV cache.
 
-transformers' models call it once per layer with the queries, keys and values of all packed rows of a step. What the
-step needs beyond that travels as one keyword argument, `stride_step`. What this function does not know is refused,
-never ignored.
+transformers' models call it once per layer with the queries, keys and values of all packed rows of a step. Everything
+else that the step needs is passed as one keyword argument, `stride_step`. Other arguments that this function does not
+know are refused, never ignored.
 
 Shape letters: H query heads, G key-value heads, Q rows of the step, q rows of one block, T tokens that a block reads,
 D head size.
@@ -22,35 +22,35 @@ from stridelm.types import Rows
 
 NAME = "stridelm"
 
-# What transformers' layers pass along and attention itself does not depend on.
+# Arguments that transformers' layers pass on, but attention itself does not depend on.
 _HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states",
              "output_router_logits", "return_dict", "logits_to_keep"}  # fmt: skip
 
 
 class ScoreRule(NamedTuple):
-    """How a layer weighs what its queries find in its keys."""
+    """How a layer turns the products of queries and keys into weights."""
 
     scaling: float | None
     softcap: float | None = None
-    """Caps scores (Gemma 2)."""
+    """Soft cap on the scores (Gemma 2)."""
     sinks_H: torch.Tensor | None = None
-    """Take a share of each head's weights (gpt-oss)."""
+    """Attention sinks: logits that take a share of each head's weights (gpt-oss)."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether fused kernels do it."""
+        """Whether fused kernels support it."""
         return self.softcap is None and self.sinks_H is None
 
 
 class AttentionInput(NamedTuple):
-    """What a layer gives to attention, for all rows of a pass."""
+    """The inputs of a layer's attention, for all rows of a pass."""
 
     layer: int
     query_HQD: torch.Tensor
     key_GQD: torch.Tensor
     value_GQD: torch.Tensor
     window: int | None
-    """How far back a row sees; None: all the way."""
+    """Sliding window: how far back a row sees; None for no limit."""
     rule: ScoreRule
 
     @property
@@ -59,7 +59,7 @@ class AttentionInput(NamedTuple):
 
 
 class Pass(Protocol):
-    """What attention means for the rows of one pass: a decoding step, or one of those in `train.students`."""
+    """How the rows of one pass attend: a decoding step, or one of the passes in `train.students`."""
 
     def attend(self, given: AttentionInput) -> torch.Tensor:
         """Q x H x D."""
@@ -67,7 +67,7 @@ class Pass(Protocol):
 
 
 class StepPass:
-    """One step's view of the cache: where its rows are written, what each block reads and sees."""
+    """One step's view of the cache: where its rows are written, and what each block reads and sees."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class StepPass:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """Makes room for the rows in the cache, whose memory this is."""
+        """Allocates the rows in the cache. `memory` is the cache's memory."""
         self.rows = rows
         self.memory = memory
         self.device = device
@@ -91,11 +91,12 @@ class StepPass:
             for slots in map(cache.reading_slots, tables)
         ]
         self.windows: dict[int, int | None] = {}
-        """Layer -> the window that the layer asked for; filled as the layers run."""
+        """Layer -> the sliding window that the layer passed; filled as the layers run."""
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
 
     def mask(self, block: int, window: int | None) -> torch.Tensor | None:
-        """Added to the scores of a block: 0 where a row sees, -inf where it does not; made once for all layers."""
+        """The mask that is added to a block's scores: 0 for keys that a row sees, -inf for others. Made once for all
+        layers."""
         key = (block, window)
         if key not in self._masks:
             rows = self.rows
@@ -104,7 +105,7 @@ class StepPass:
         return self._masks[key]
 
     def attend(self, given: AttentionInput) -> torch.Tensor:
-        """Write the step's keys and values into the cache, then let each block's rows read theirs: Q x H x D."""
+        """Write the step's keys and values to the cache, then run attention block by block: Q x H x D."""
         layer, query_HQD, key_GQD, value_GQD, window, rule = given
         self.windows[layer] = window
         self.memory.write(layer, self.write_slots_Q, key_GQD, value_GQD)
@@ -157,7 +158,7 @@ def attend_block(
     mask_qT: torch.Tensor | None,
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """One block's rows over what it reads; without a mask each sees all of it."""
+    """Attention of one block's rows to the keys that it reads; without a mask each row sees all of them."""
     if rule.is_plain:
         return _fused(query_HqD, key_GTD, value_GTD, mask_qT, rule.scaling)
     return _explicit(query_HqD, key_GTD, value_GTD, mask_qT, rule)
@@ -171,7 +172,7 @@ def _fused(
     scaling: float | None,
 ) -> torch.Tensor:
     if mask_qT is None:
-        # All rows see all keys, so the query heads of a key head can pass as more rows of it: less work to set up.
+        # All rows see all keys, so the query heads of a key head can be treated as more rows of it, which is faster.
         heads, count, size = query_HqD.shape
         grouped_GxD = query_HqD.reshape(key_GTD.shape[0], -1, size)
         output_GxD = functional.scaled_dot_product_attention(
@@ -190,7 +191,7 @@ def _explicit(
     mask_qT: torch.Tensor | None,
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """Attention written out, for what the fused one lacks: capped scores (Gemma 2) and sinks (gpt-oss)."""
+    """Attention written out, for what fused kernels lack: capped scores (Gemma 2) and sinks (gpt-oss)."""
     scaling, softcap, sinks_H = rule
     heads, count, size = query_HqD.shape
     groups = key_GTD.shape[0]

@@ -1,4 +1,4 @@
-"""Prediction heads and draft models on torch, beside a model that the native backend runs."""
+"""Prediction heads and draft models that run on torch, for a target that runs on the native backend."""
 
 from dataclasses import replace
 from functools import cache
@@ -17,7 +17,7 @@ from stridelm.settings import LoadSettings
 
 
 class HeadsOnNumpy:
-    """Keeps `contracts.Heads`."""
+    """Implements `contracts.Heads`, with numpy arrays."""
 
     def __init__(self, module: TorchHeads) -> None:
         self._module = module
@@ -35,8 +35,8 @@ def load_numpy_heads(folder: Path, target: Target) -> HeadsOnNumpy:
 
 
 def load_torch_draft(name: str, target: Target, settings: LoadSettings) -> Draft:
-    """A whole model, or first layers, which go through the matrices of the target: its weights are loaded for that,
-    once more and in float32."""
+    """Load a draft model: a whole model, or first layers. The latter use the target's embedding and output matrix, so
+    the target's weights are loaded once more, in float32."""
     settings = replace(settings, backend="torch", quantize=None)
     if is_draft(Path(name)):
         draft = load_draft(Path(name), _base(target.name, settings))

@@ -1,4 +1,4 @@
-"""A model in memory as transformers' network, with faster layers where there are some."""
+"""Loads a model as transformers' network, and replaces its layers by faster ones if there are any."""
 
 import hashlib
 from dataclasses import dataclass
@@ -31,13 +31,14 @@ class Checkpoint(Target):
     tokenizer: PreTrainedTokenizerBase
     network: PreTrainedModel
     stored_dtype: torch.dtype = torch.float32
-    """Of the largest of the weights as stored: what a model that is trained from them is stored as."""
+    """The dtype of the largest weight as stored. Models that are trained from this one are saved in it."""
     has_own_rows: bool = False
-    """Whether it runs through kernels in which a row does not depend on those beside it."""
+    """Whether it runs through kernels in which a row's result does not depend on the other rows of the step."""
 
     @property
     def is_verified_exactly(self) -> bool:
-        """In float32 near-ties are rare enough; below, other shapes round otherwise, if rows depend on each other."""
+        """In float32 near-ties are rare enough. In lower precision, steps of other shapes round differently, unless the
+        kernels compute each row independently."""
         return self.has_own_rows or self.network.dtype == torch.float32
 
     @property
@@ -54,8 +55,8 @@ class Checkpoint(Target):
 def load_checkpoint(
     name: str, settings: LoadSettings, *, trainable: bool = False, merged: tuple[Path, Adapter] | None = None
 ) -> Checkpoint:
-    """`trainable` keeps transformers' own layers, through which gradients flow; otherwise faster ones take over.
-    `merged`: an adapter without a gate, and its folder."""
+    """`trainable` keeps transformers' own layers, which support gradients; otherwise faster layers replace them.
+    `merged`: an adapter without a gate, and its folder; it is merged into the weights."""
     device = _device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -91,7 +92,7 @@ def load_checkpoint(
 
 
 def make_ready(network: PreTrainedModel, *, trainable: bool) -> None:
-    """Let faster layers take over, unless it is to be trained, and see that the network says what it said before."""
+    """Replace layers by faster ones, unless the network is to be trained, and check that its logits are the same."""
     expected = own_logits(network)
     storage = None if trainable else best_storage(network.device, network.dtype)
     if storage is not None:
@@ -105,8 +106,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.ones(1, device=device).item()
         if device.type == "cuda":
-            # cuDNN's attention is wrong on our layouts: on an H200 (torch 2.11, bfloat16) logits were off by their
-            # own size.
+            # cuDNN's attention is wrong on our layouts: on an H200 (torch 2.11, bfloat16) errors were as large as the
+            # logits.
             torch.backends.cuda.enable_cudnn_sdp(False)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]

@@ -1,5 +1,5 @@
-"""A base model together with its conversion, whichever form that has: a gated adapter, one to be merged, or none but
-the model's own mask token."""
+"""Loads a base model together with its conversion, in any of its forms: a gated adapter, an adapter to be merged, or
+only the model's own mask token."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from stridelm.settings import LoadSettings
 def load_converted(
     name: str, settings: LoadSettings, given: tuple[Path, Adapter] | None, *, trainable: bool = False
 ) -> tuple[Checkpoint, Adapter | None]:
-    """The model, and the adapter that makes its masks; None where there is nothing to make them. `given`: an adapter
-    and its folder. One without low-rank parts says that real rows and masks pass through the same weights."""
+    """The model, and the adapter for its masks; None if the model has no masks. `given`: an adapter and its folder. If
+    the returned adapter has no low-rank parts, real rows and mask rows pass through the same weights."""
     if given is not None and not given[1].is_gated:
         return load_checkpoint(name, settings, trainable=trainable, merged=given), masks_alone(given[1])
     checkpoint = load_checkpoint(name, settings, trainable=trainable)
@@ -28,7 +28,7 @@ def load_converted(
 
 
 def mask_token_adapter(checkpoint: Checkpoint) -> Adapter | None:
-    """The adapter that stands for a model's own mask token; None where its config names none."""
+    """An adapter that represents a model's own mask token; None if its config names none."""
     network = checkpoint.network
     found = own_masks(checkpoint.name, network.config, checkpoint.tokenizer)
     if found is None:

@@ -1,7 +1,7 @@
-"""A draft model of the target's own first layers, between the target's own embedding and output matrix.
+"""A draft model made of the target's first layers, with the target's own embedding and output matrix.
 
-What it has of its own are its layers and its final norm: these are trained, stored (docs/adapter-format.md) and loaded
-beside the target; the two large matrices are held once.
+Only its layers and its final norm are trained, stored (docs/adapter-format.md) and loaded beside the target; the two
+large matrices are shared.
 """
 
 import copy
@@ -24,7 +24,7 @@ from stridelm.params import InputError
 
 DRAFT = Kind("draft", "draft.json", "stridelm-draft")
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
-"""Settings of transformers' models that hold an entry for every layer. Lists of layers' numbers need no change."""
+"""Settings of transformers' models with one entry per layer. Lists of layer numbers need no change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DraftConfig:
     base: str
     """The target's name when the draft model was trained."""
     fingerprint: str
-    """Of the target's weights: `stridelm.backends.torch.checkpoint.fingerprint`."""
+    """Of the target's weights: `stridelm.models.fingerprint.fingerprint`."""
     layers: int
 
 
@@ -48,7 +48,7 @@ def first_layers(network: PreTrainedModel, count: int) -> PreTrainedModel:
     if not isinstance(layers, nn.ModuleList):
         raise UnsupportedModel(f"{network.config.model_type} does not keep its layers in one list: not supported")
     config = cut_config(network.config, count)
-    # Whatever the copy meets of these, it takes what stands here instead.
+    # The memo of deepcopy: objects with these ids are not copied, but replaced by the values given here.
     instead: dict[int, Any] = {id(module): module for module in _shared(network)}
     instead[id(network.config)] = config
     instead[id(layers)] = nn.ModuleList(copy.deepcopy(layer, instead) for layer in layers[:count])
@@ -62,14 +62,14 @@ def first_layers(network: PreTrainedModel, count: int) -> PreTrainedModel:
 
 
 def cut_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
-    """The settings of a model's first layers."""
+    """A model's config, reduced to its first `count` layers."""
     layers = int(config.get_text_config().num_hidden_layers)
     if not 1 <= count <= layers:
         raise InputError(f"a draft model takes between 1 and all {layers} layers of {config.model_type}, not {count}")
     cut = copy.deepcopy(config)
     text: Any = cut.get_text_config()
     text.num_hidden_layers = count
-    if borrowing := getattr(text, "num_kv_shared_layers", None):  # always the last ones
+    if borrowing := getattr(text, "num_kv_shared_layers", None):  # these are always the last layers
         text.num_kv_shared_layers = max(0, borrowing - (layers - count))
     for name in _PER_LAYER:
         if getattr(text, name, None) is not None:
@@ -78,7 +78,7 @@ def cut_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
 
 
 def own_tensors(network: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What a draft model stores, by its names in the model: all but the embedding and the output matrix."""
+    """The tensors that a draft model stores, by name: all but the embedding and the output matrix."""
     shared = {id(module) for module in _shared(network)}
     prefixes = tuple(f"{name}." for name, module in network.named_modules() if id(module) in shared)
     return {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(prefixes)}
@@ -89,7 +89,7 @@ def _shared(network: PreTrainedModel) -> tuple[Any, Any]:
 
 
 def save_draft(folder: Path, config: DraftConfig, network: PreTrainedModel) -> None:
-    """`network` is one that `first_layers` gave."""
+    """`network`: as made by `first_layers`."""
     assert network.config.get_text_config().num_hidden_layers == config.layers
     save_part(folder, DRAFT, config, own_tensors(network))
 
@@ -99,11 +99,11 @@ def is_draft(folder: Path) -> bool:
 
 
 def load_draft(folder: Path, target: Checkpoint) -> Checkpoint:
-    """The draft model that a folder holds, ready to run beside its target and through the target's two matrices."""
+    """Load a draft model from a folder, ready to run beside its target and with the target's two matrices."""
     config, tensors = _read(folder, target)
     settings = cut_config(target.network.config, config.layers)
     text, whole = settings.get_text_config(), target.network.config.get_text_config()
-    # A vocabulary of one token: its matrices give way to the target's, so nothing large is ever made.
+    # A vocabulary of one token: its matrices are replaced by the target's, so large ones are never allocated.
     text.vocab_size, text.pad_token_id = 1, None
     with torch.device("meta"):
         empty: PreTrainedModel = type(target.network)(settings)
@@ -122,7 +122,7 @@ def load_draft(folder: Path, target: Checkpoint) -> Checkpoint:
 
 
 def load_layers(folder: Path, base: Checkpoint) -> PreTrainedModel:
-    """The draft model that a folder holds as `first_layers` makes it, of a base that was loaded as trainable."""
+    """Load a draft model from a folder in the form that `first_layers` makes; `base` was loaded as trainable."""
     config, tensors = _read(folder, base)
     network = first_layers(base.network, config.layers)
     _check(folder, tensors, network)
@@ -147,5 +147,5 @@ def _read(folder: Path, base: Checkpoint) -> tuple[DraftConfig, dict[str, torch.
 
 
 def _check(folder: Path, tensors: dict[str, torch.Tensor], network: PreTrainedModel) -> None:
-    """The tensors must be those that a network of this many layers has."""
+    """Check that the tensors are exactly those of this network."""
     check_tensors(folder, DRAFT, tensors, {name: tuple(each.shape) for name, each in own_tensors(network).items()})

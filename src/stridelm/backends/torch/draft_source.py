@@ -1,4 +1,4 @@
-"""Where a draft model comes from: it is given, as a whole model or as first layers, or comes with the target."""
+"""Loads draft models: the user gives a whole model or first layers, or the draft model comes with the target."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +14,7 @@ from stridelm.settings import LoadSettings
 
 
 def own_draft_loader(target: Checkpoint, cache_tokens: int) -> Callable[[], Draft] | None:
-    """What loads the draft model that comes with a target: when first called, and once."""
+    """A function that loads the draft model that comes with a target, once, when it is first called."""
     folder = own_draft(target.name)
     if folder is None:
         return None
@@ -37,7 +37,7 @@ def load_given_draft(name: str, target: Checkpoint, settings: LoadSettings) -> C
 
 def check_same_vocabulary(target: Target, draft: Checkpoint) -> None:
     """Token ids must mean the same to both. Embeddings may be padded to different sizes."""
-    # A mask token, which a conversion may have added, is in no text.
+    # Mask tokens, which a conversion may have added, are ignored: they do not occur in texts.
     masks = {getattr(each.network.config, MASK_KEY, None) for each in (target, draft) if isinstance(each, Checkpoint)}
     ours, theirs = (
         {token: number for token, number in each.tokenizer.get_vocab().items() if number not in masks}

@@ -1,12 +1,12 @@
-// Products of a few rows with a large matrix in float32, at the speed at which memory gives the matrix.
+// Products of a few rows with a large matrix in float32, as fast as the matrix can be read from memory.
 //
 // One row of a product reads the whole matrix and does one multiplication per value read: memory is the limit, and the
 // arithmetic units idle. Up to a dozen rows can use each value while it is in a register, for nearly the same time. The
 // libraries behind torch do not: they copy the matrix into an order of their own as soon as there are two rows.
 //
-// The matrix is stored once in panels of WIDTH columns, each panel row by row, so that a product reads memory from front
-// to back. Every sum runs over the inputs in their order, in one accumulator: what a row gives does not depend, not in
-// its last bit, on how many other rows there are.
+// The matrix is stored once in panels of WIDTH columns, each panel row by row, so that a product reads memory
+// sequentially. Every sum runs over the inputs in order, in one accumulator: the result of a row does not depend on the
+// number of other rows, bit for bit.
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ constexpr int ROWS = 6;  // 12 + 2 + 1 of 16 registers
 #endif
 constexpr int VECTORS = 2;
 constexpr int WIDTH = LANES * VECTORS;
-constexpr int AHEAD = 1024;  // values to fetch ahead: a page, where the processor's own look-ahead ends
+constexpr int AHEAD = 1024;  // values to prefetch: a page, where the hardware prefetcher stops
 
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 

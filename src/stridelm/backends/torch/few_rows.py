@@ -1,6 +1,6 @@
 """Products of a few rows in C++ (few_rows.cpp), for the torch backend in float32.
 
-Without a compiler, or on another kind of processor, there are none and torch's own products serve.
+Without a compiler, or on another kind of processor, torch's own products are used instead.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
 @cache
 def library() -> Any | None:
-    """The compiled products; None where they cannot be had, which is said once."""
+    """The compiled products; None, with one warning, if they are not available."""
     try:
-        # Linked without OpenMP: its library must be the one that torch has loaded, or two pools of threads would fight
-        # for the cores.
+        # Linked without OpenMP: the library must use the OpenMP that torch has loaded, or two thread pools would
+        # compete for the cores.
         return _bind(compiled(_SOURCE, _FLAGS))
     except (CannotCompile, OSError, AttributeError) as error:
         log.warning("the C++ products cannot be used (%s): passes over several tokens are slower", error)
@@ -48,7 +48,8 @@ def _bind(made: Path) -> Any:
 
 
 def into_panels(weight_OI: torch.Tensor, width: int) -> torch.Tensor:
-    """Panels x inputs x width: the columns of a panel lie side by side for every input, zeros behind the last."""
+    """Panels x inputs x width: for each input, the columns of a panel are contiguous. The last panel is padded with
+    zeros."""
     outputs, inputs = weight_OI.shape
     count = -(-outputs // width)
     panels = weight_OI.new_zeros(count, inputs, width)
@@ -58,7 +59,7 @@ def into_panels(weight_OI: torch.Tensor, width: int) -> torch.Tensor:
 
 
 class PanelProduct:
-    """One matrix in panels, or several one behind the other, each of which starts a panel."""
+    """One matrix in panels, or several in a row, each starting with a new panel."""
 
     def __init__(self, *weights: torch.Tensor) -> None:
         bound = library()
@@ -73,7 +74,7 @@ class PanelProduct:
         self.outputs = self.starts[-1] + weights[-1].shape[0]
 
     def __call__(self, x_QI: torch.Tensor, outputs: int) -> torch.Tensor:
-        """The first so many columns of the product. Columns between two matrices hold zeros."""
+        """The first `outputs` columns of the product. Columns between two matrices hold zeros."""
         x_QI = x_QI.contiguous()
         rows = x_QI.shape[0]
         y_QO = x_QI.new_empty(rows, outputs)
@@ -85,11 +86,11 @@ class PanelProduct:
 
 
 class LowRankSum:
-    """Adds the second factors' products of several low-rank parts to the columns that each is for."""
+    """Multiplies by the second factors of several low-rank parts, and adds each result to the columns of its layer."""
 
     def __init__(self, ups: list[torch.Tensor], firsts: list[int], low_firsts: list[int]) -> None:
-        """`ups`: out x rank each; `firsts`: where its columns start; `low_firsts`: where its first factor's product
-        starts, in the same rows."""
+        """For each part, `ups`: the second factor, out x rank; `firsts`: the first of the columns that it adds to;
+        `low_firsts`: the column where the first factor's product starts, in the same rows."""
         bound = library()
         assert bound is not None
         self._library, self.rank, self.parts = bound, ups[0].shape[1], len(ups)

@@ -18,26 +18,25 @@ from stridelm.types import Output, Rows
 
 
 class TorchForward:
-    """Keeps `contracts.Forward`: a transformers model with a KV cache of its own. Several of these may share a
-    model."""
+    """Implements `contracts.Forward`: a transformers model with its own KV cache. Several of them may share a model."""
 
     backend = "torch"
 
     def __init__(self, network: PreTrainedModel, cache_tokens: int, gate: TorchGate | None = None) -> None:
-        """`gate` is what `attach` gave for this network, and lets steps hold mask rows."""
+        """`gate`: what `attach` returned for this network; with it, steps may have mask rows."""
         self.network = network
         borrowed = borrowed_layers(network.config.get_text_config())
         self.memory = TorchMemory(blocks_for(cache_tokens) * BLOCK_SIZE, borrowed)
         self.cache = KVCache(cache_tokens, self.memory)
         self.gate = gate
-        # Models of replaced layers skip transformers' own way around them.
+        # Models whose layers were all replaced also skip transformers' code around the layers.
         self._run = run_llama if has_llama_layers(network) else _run_transformers
         self.windows: dict[int, int | None] = {}
-        """Layer -> the sliding window that it asked for in the latest step."""
+        """Layer -> the sliding window that it passed to attention in the latest step."""
 
     @torch.inference_mode()
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
-        """Append the rows to the cache and return, per block, what the model says of its wanted rows."""
+        """Append the rows to the cache and return, per block, the model's output for its wanted rows."""
         device, dtype = self.network.device, self.network.dtype
         step = StepPass(rows, self.cache, self.memory, tables, device, dtype)
         ids_1Q, positions_1Q = (torch.from_numpy(each)[None].to(device) for each in (rows.ids_Q, rows.positions_Q))
@@ -98,7 +97,7 @@ class TorchForward:
             torch.cuda.synchronize(self.network.device)
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
-        """The host takes part in every step."""
+        """None: this backend has no own steps, the host plans each one."""
 
 
 def _run_transformers(
@@ -109,7 +108,7 @@ def _run_transformers(
     wanted_W: torch.Tensor,
     step: StepPass,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The logits of the wanted rows, and what the layers, or the output head, read that the step asks for."""
+    """The logits of the wanted rows, and the inputs of those layers (or of the output head) that the step asks for."""
     output = network(
         input_ids=ids_1Q if embedded_1QC is None else None,
         inputs_embeds=embedded_1QC,
@@ -119,6 +118,6 @@ def _run_transformers(
         output_hidden_states=bool(step.rows.layers),
         stride_step=step,
     )
-    # The last of transformers' hidden states lies behind the last norm: what the output head reads.
+    # The last of transformers' hidden states is taken after the last norm: it is the output head's input.
     layers = {layer: output.hidden_states[layer][0] for layer in step.rows.layers}
     return cast(torch.Tensor, output.logits)[0].float(), layers

@@ -1,9 +1,9 @@
-"""The gated adapter at work: low-rank parts and an embedding of their own for the mask rows of a step, for no others.
+"""Runs the gated adapter: low-rank parts and embeddings that apply to the mask rows of a step, and to no others.
 
 Each linear layer that the adapter names is wrapped. The base model's product runs over all rows as it would without the
-adapter; what the low-rank part gives is then added to the mask rows. So what a real row says is, bit for bit, what it
-says when the adapter is all zeros. Which rows are masks travels with the forward in flight, in a context variable, not
-on the network: engines on several threads share one.
+adapter; then the low-rank part's result is added to the mask rows. So the output of a real row is, bit for bit, the
+same as if the adapter were all zeros. Which rows are masks is held in a context variable during the forward pass, not
+on the network, because engines on several threads share a network.
 
 Shape letters: Q rows of a step, M mask rows, W wanted rows, I inputs and O outputs of a layer, R rank, D depths of a
 chain, C model width, V vocabulary.
@@ -31,24 +31,24 @@ from stridelm.types import Rows
 
 @dataclass(slots=True)
 class GatedPass:
-    """A forward over rows that are masks in part, for the layers that treat these apart."""
+    """A forward pass with mask rows among its rows, for the layers that treat mask rows differently."""
 
     rows: int
     masks: slice | torch.Tensor
-    """The mask rows: a slice where they lie in one run, as those of a single sequence do, for the sake of speed."""
+    """The mask rows. For speed a slice if they are consecutive, as those of a single sequence are."""
     masks_M: torch.Tensor
     """The same as row numbers."""
     scored: torch.Tensor | None
-    """The wanted rows that the output head runs on; None for all."""
+    """Which of the wanted rows the output head runs on; None for all."""
     hidden_WC: torch.Tensor | None = None
-    """What the output head could read; filled when it runs."""
+    """The final hidden states of all wanted rows; filled when the output head runs."""
 
 
 _PASS: ContextVar[GatedPass | None] = ContextVar("gated pass", default=None)
 
 
 class TorchGate(TensorGate):
-    """The same for the network whose layers it is attached to."""
+    """A `TensorGate` that is attached to the layers of its network."""
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
         super().__init__(network, adapter)
@@ -59,7 +59,7 @@ class TorchGate(TensorGate):
 
     @contextmanager
     def open(self, rows: Rows) -> Iterator[GatedPass]:
-        """While this is open, the network's forward is one over these rows."""
+        """Inside this context, the network's forward pass runs over these rows."""
         first, last = int(rows.mask_rows_M[0]), int(rows.mask_rows_M[-1])
         is_run = last - first + 1 == len(rows.mask_rows_M)
         masks_M = torch.from_numpy(rows.mask_rows_M).to(self.device)
@@ -72,7 +72,8 @@ class TorchGate(TensorGate):
             _PASS.reset(token)
 
     def embed(self, rows: Rows, in_flight: GatedPass) -> torch.Tensor:
-        """Tokens' embeddings for the real rows, the depth's own for masks: their ids may lie beyond the vocabulary."""
+        """The tokens' embeddings for real rows, the embeddings of their depths for masks. Masks' ids are not looked up:
+        they may be beyond the vocabulary."""
         ids_Q = torch.from_numpy(rows.ids_Q).to(self.device, copy=True)
         ids_Q[in_flight.masks] = 0
         embedded_QC = self.embedding(ids_Q)
@@ -88,7 +89,7 @@ def _scored(rows: Rows, device: torch.device) -> torch.Tensor | None:
 
 
 def attach(network: PreTrainedModel, adapter: Adapter) -> TorchGate:
-    """Wrap the network's layers, whichever form they have. A network takes one adapter, once."""
+    """Wrap the network's layers, plain or replaced by faster ones. A network takes one adapter, once."""
     assert not isinstance(network.get_output_embeddings(), _Tap), "the network has an adapter already"
     check_takes_masks(network.config)
     parts: dict[tuple[nn.Module, str], list[_LowRank]] = {}
@@ -106,13 +107,13 @@ def attach(network: PreTrainedModel, adapter: Adapter) -> TorchGate:
 
 
 def tap(network: PreTrainedModel) -> None:
-    """Let the output head note what it reads."""
+    """Make the output head record its inputs."""
     network.set_output_embeddings(_Tap(network.get_output_embeddings()))
 
 
 @dataclass(frozen=True, slots=True)
 class _LowRank:
-    """The factors of one linear layer, and the columns of the product that are that layer's."""
+    """The two factors for one linear layer, and the layer's columns in the product."""
 
     first: int
     last: int
@@ -121,7 +122,7 @@ class _LowRank:
 
 
 def _find(network: PreTrainedModel, adapter: Adapter, target: str) -> tuple[nn.Module, str, _LowRank]:
-    """The module and the attribute of it that hold a linear layer, and what to add to its product."""
+    """The module and its attribute that hold a linear layer, and the low-rank part to add to its product."""
     owner: Any = network
     path = target.split(".")
     while len(path) > 1 and not isinstance(owner, LlamaLayer):
@@ -146,11 +147,11 @@ def _find(network: PreTrainedModel, adapter: Adapter, target: str) -> tuple[nn.M
 
 
 class GatedLinear:
-    """A product of the base model, whose columns may be those of several layers, and their low-rank parts."""
+    """A product of the base model, whose columns may belong to several layers, with their low-rank parts."""
 
     def __init__(self, base: Any, low_ranks: list[_LowRank]) -> None:
         self.base = base
-        # The parts read the same input, so that their first factors are one product, stored in the order it reads.
+        # The parts read the same input, so their first factors are one product, stored in the order that it reads.
         self.down_IR = torch.cat([part.down_RI for part in low_ranks]).t().contiguous()
         self.ups = [(part.first, part.last, part.up_OR.t().contiguous()) for part in low_ranks]
 
@@ -170,8 +171,8 @@ class GatedLinear:
 
 
 class GatedPanels:
-    """The same where weights are stored in panels: the first factors are stacked under the weight, so that they are
-    columns of one product. That they are computed for real rows, too, costs less than a product apart."""
+    """The same for weights that are stored in panels: the first factors are stacked under the weight, so that they are
+    columns of one product. Computing them for real rows, too, costs less than a separate product."""
 
     def __init__(self, base: PanelLinear, low_ranks: list[_LowRank]) -> None:
         self.base = base
@@ -190,7 +191,7 @@ class GatedPanels:
 
 
 def _mixtures(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The children that hold experts: their weights are matrices, stacked."""
+    """The children that hold experts: their weights are stacked matrices."""
     return [
         (module, name)
         for name, child in module.named_children()
@@ -199,8 +200,8 @@ def _mixtures(module: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 class _Experts:
-    """A mixture's experts, each of which takes its rows as one product. Its size decides how it is rounded, so mask
-    rows go through apart: where they are sent must not show in what real rows say."""
+    """A mixture's experts. Each runs its rows as one product, and the number of rows affects rounding. So mask rows run
+    separately: their routing must not change the outputs of real rows."""
 
     def __init__(self, experts: nn.Module) -> None:
         self.experts = experts
@@ -219,7 +220,7 @@ class _Experts:
 
 
 class _Tap(nn.Module):
-    """The output head, noting what it reads."""
+    """The output head, which also records its inputs."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Prediction heads on the frozen model (Medusa), at work and on disk.
+"""Prediction heads on the frozen model (Medusa): the module, and its format on disk.
 
-Each head turns the final hidden state of a row, the one that the output head reads, into another that goes through the
+Each head turns the final hidden state of a row, which the output head reads, into another one that goes through the
 same output head. Head i on the row at position n predicts the token at n + 1 + i; the model itself predicts n + 1.
 
 Shape letters: X rows, H heads, S size of a head, C model width.
@@ -23,8 +23,8 @@ HEADS = Kind("heads", "heads.json", "stridelm-heads")
 
 
 class TorchHeads(nn.Module):
-    """Keeps `contracts.Heads`. All heads in two products: h + down(silu(up h)). At first each says what the model says
-    of the next token."""
+    """Implements `contracts.Heads`. All heads in two products: h + down(silu(up h)). Initially each head predicts what
+    the model predicts for the next token."""
 
     def __init__(self, width: int, heads: int, size: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class TorchHeads(nn.Module):
         return len(self.up_HSC) + 1
 
     def forward(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """Computed in the precision of what is given."""
+        """Computed in the precision of the input."""
         up_HSC, down_HCS = (factor.to(hidden_XC.dtype) for factor in (self.up_HSC, self.down_HCS))
         inner_XHS = functional.linear(hidden_XC, up_HSC.flatten(0, 1)).unflatten(-1, up_HSC.shape[:2])
         return hidden_XC[:, None] + torch.einsum("xhs,hcs->xhc", functional.silu(inner_XHS), down_HCS)
@@ -50,7 +50,7 @@ class HeadsConfig:
     base: str
     """The base model's name when the heads were trained."""
     fingerprint: str
-    """Of the base model's weights: `stridelm.backends.torch.checkpoint.fingerprint`."""
+    """Of the base model's weights: `stridelm.models.fingerprint.fingerprint`."""
     width: int
     """The base model's hidden size."""
     heads: int
@@ -87,7 +87,7 @@ def load_heads(folder: Path) -> tuple[HeadsConfig, TorchHeads]:
 
 
 def heads_for(target: Checkpoint, folder: Path, config: HeadsConfig, module: TorchHeads) -> TorchHeads:
-    """What was loaded from a folder, on the device of the model that it must have been trained on."""
+    """Check that heads loaded from a folder were trained on this target, and move them to its device."""
     check_heads(target, folder, config)
     return module.to(target.network.device)
 

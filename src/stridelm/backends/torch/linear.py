@@ -1,12 +1,12 @@
-"""Linear layers stored once in the order that their product reads, so that a pass over a few rows on a CPU costs little
-more than one over one row.
+"""Linear layers whose weights are stored in the order in which their product reads them, so that on a CPU a pass over
+a few rows costs little more than a pass over one row.
 
-Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Three orders avoid that
+Plain `nn.Linear` in float32 repacks its weight on every call with more than a few rows. Three storage orders avoid that
 (figures in docs/decisions.md):
 
-    panels       for products of our own in C++, where there is a compiler: up to a dozen rows for the price of one
+    panels       for our own products in C++, if there is a compiler: up to a dozen rows for the price of one
     transposed   in x out, for MKL on Intel: as fast as `nn.Linear` at one row, a third of its time at four
-    packed       oneDNN's own blocks, elsewhere: its batch hint must be None, or the layout fits one width only
+    packed       oneDNN's own blocks, otherwise: its batch hint must be None, or the layout fits one width only
 
 Layers that read the same input (query, key, value; gate, up) are stored as one product: fewer calls, and work that
 divides evenly among threads.
@@ -41,7 +41,7 @@ class TransposedLinear:
 
 
 class PackedLinear:
-    """The same in oneDNN's own order."""
+    """The same in oneDNN's own storage order."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         weight = _joined_weight(linears)
@@ -61,7 +61,7 @@ class PackedLinear:
 
 
 class PanelLinear:
-    """The same in panels, and the first factors of low-rank parts stacked under it if there are any."""
+    """The same in panels. The first factors of low-rank parts can be stacked under the weight."""
 
     def __init__(self, linears: list[nn.Linear]) -> None:
         weight = _joined_weight(linears)
@@ -77,7 +77,7 @@ class PanelLinear:
         return panels.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
 
     def stack(self, downs: list[torch.Tensor]) -> list[int]:
-        """Put these (rank x in) under the weight; returns the column that each starts at in `stacked`."""
+        """Stack these factors (rank x in) under the weight. Returns the column at which each starts in `stacked`."""
         self.product = PanelProduct(self.weight, *downs)
         return self.product.starts[1:]
 
@@ -87,7 +87,7 @@ class PanelLinear:
         )
 
     def stacked(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows x all columns, those of what is stacked under the weight behind its own."""
+        """Rows x all columns: those of the weight, then those of the stacked factors."""
         return self._with_bias(self.product(x.reshape(-1, self.in_features), self.product.outputs))
 
     def _with_bias(self, product_QO: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,9 @@ StoredLinear = PanelLinear | TransposedLinear | PackedLinear
 
 
 def best_storage(device: torch.device, dtype: torch.dtype) -> type[StoredLinear] | None:
-    """The order for this processor; None keeps `nn.Linear`. By what is there, not by a trial: the same machine must
-    give the same bits every time. Only float32: bfloat16 is slow on CPUs without the instructions for it."""
+    """The storage order for this processor; None keeps `nn.Linear`. Chosen by what is available, not by timing: the
+    same machine must give the same bits every time. Only float32: bfloat16 is slow on CPUs without instructions for
+    it."""
     if device.type != "cpu" or dtype != torch.float32:
         return None
     if few_rows.library() is not None:
@@ -114,12 +115,12 @@ def best_storage(device: torch.device, dtype: torch.dtype) -> type[StoredLinear]
 
 
 def store_linears(model: nn.Module, storage: type[StoredLinear]) -> int:
-    """Replace every `nn.Linear` in the model by its stored form; returns how many there were.
+    """Replace every `nn.Linear` in the model by its stored form. Returns the number of replaced layers.
 
-    What takes their place are plain callables, not modules: a module's call costs as much as a small product.
+    The replacements are plain callables, not modules: calling a module costs as much as a small product.
     """
     replaced = 0
-    # Only the parents: a list that held the linear layers themselves would keep their weights alive to the end.
+    # Only the parents: a list of the linear layers themselves would keep all their weights alive to the end.
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
         linears = {name: child for name, child in parent.named_children() if type(child) is nn.Linear}
         replaced += len(linears)
@@ -138,7 +139,7 @@ def store_linears(model: nn.Module, storage: type[StoredLinear]) -> int:
 
 
 def replace(parent: nn.Module, name: str, by: object) -> None:
-    """Put any callable where a module was."""
+    """Replace a submodule by any callable."""
     delattr(parent, name)
     setattr(parent, name, by)
 
@@ -148,16 +149,16 @@ def _can_share(group: list[nn.Linear]) -> bool:
 
 
 class Shared:
-    """Several layers as one product: the first that is called computes it for all, the last one read forgets it."""
+    """Several layers as one product. The first layer that is called computes it for all; the last one drops it."""
 
     def __init__(self, linear: StoredLinear) -> None:
         self.linear = linear
-        # One attribute, read once and written once: models may be shared between threads.
+        # A single attribute that is read once and written once, since threads may share a model.
         self.latest: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Part:
-    """One of the layers that share a product, in the place where the model looks for it."""
+    """One of the layers that share a product; the model calls it in place of the original layer."""
 
     def __init__(self, shared: Shared, first: int, last: int) -> None:
         self.shared = shared

@@ -1,9 +1,9 @@
 """A Llama-shaped decoder layer in fewer, larger operations.
 
 At one row a layer's products take 0.7 ms on two cores, and the sixty small operations around them half as much again.
-This layer does the same in twenty: query, key and value in one product and turned together, the norm by a vector norm,
-residuals added in place. It takes the place of the layers named below where their weights are stored for a CPU; that
-it computes the same is checked at load, like everything else (stridelm.backends.torch.support).
+This layer needs twenty: query, key and value are one product and are rotated together, the norm is a vector norm, and
+residuals are added in place. It replaces the layers named below if their weights are stored for a CPU. That it computes
+the same is checked when a model is loaded, like everything else (stridelm.backends.torch.trial).
 
 Shape letters: Q rows, C model width, H query heads, G key-value heads, D head size.
 """
@@ -24,7 +24,7 @@ _LLAMA_SHAPED = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"
 
 
 def fuse_layers(network: nn.Module, storage: type[StoredLinear]) -> None:
-    """Replace the Llama-shaped layers of a model, one by one, so that no weight is held twice for long."""
+    """Replace the Llama-shaped layers of a model, one by one, so that only one layer's weights are held twice."""
     for layers in [module for module in network.modules() if isinstance(module, nn.ModuleList)]:
         for index in range(len(layers)):
             if _is_llama_shaped(layers[index]):
@@ -49,12 +49,12 @@ def run_llama(
     wanted_W: torch.Tensor,
     step: StepPass,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """Embedding, layers, norm and head, without what transformers does around them: logits of the wanted rows, and what
-    the layers read that the step asks for."""
+    """Run embedding, layers, norm and head, without transformers' code around them. Returns the logits of the wanted
+    rows, and the inputs of those layers that the step asks for."""
     decoder = network.base_model
     hidden_1QC = decoder.embed_tokens(ids_1Q) if embedded_1QC is None else embedded_1QC
     cosine_1QD, sine_1QD = decoder.rotary_emb(hidden_1QC, position_ids=positions_1Q)
-    # Signed for `x cos + rolled x sin`.
+    # Change the sign of the first half, for `x * cos + rolled x * sin`.
     sine_1QD = torch.cat([-sine_1QD[..., : sine_1QD.shape[-1] // 2], sine_1QD[..., sine_1QD.shape[-1] // 2 :]], dim=-1)
     cosine_Q1D, sine_Q1D = cosine_1QD[0].unsqueeze(1), sine_1QD[0].unsqueeze(1)
     hidden_QC = hidden_1QC[0]
@@ -65,12 +65,12 @@ def run_llama(
         hidden_QC = layer.forward(hidden_QC, cosine_Q1D, sine_Q1D, step)
     if len(decoder.layers) in step.rows.layers:
         read[len(decoder.layers)] = decoder.norm(hidden_QC)
-    # Apart from the above, so that nobody's wish for hidden states shows in the bits of the logits.
+    # Computed separately, so that asking for hidden states does not change the bits of the logits.
     return network.lm_head(decoder.norm(hidden_QC[wanted_W])), read
 
 
 class LlamaLayer(nn.Module):
-    """Attention and a gated SiLU network, each behind an RMS norm and around a residual."""
+    """Attention and a gated SiLU MLP, each after an RMS norm and with a residual connection."""
 
     def __init__(self, layer: Any, storage: type[StoredLinear]) -> None:
         super().__init__()
@@ -87,7 +87,8 @@ class LlamaLayer(nn.Module):
         self.norm_before_attention = _Norm(layer.input_layernorm)
         self.norm_before_mlp = _Norm(layer.post_attention_layernorm)
         self.places = _places(layer)
-        """Linear layer of the replaced layer -> the product that it is part of here, its first and its last column."""
+        """Name of a linear layer in the replaced layer -> the product that contains it here, and its first and last
+        column in it."""
 
     def forward(
         self,

@@ -12,17 +12,17 @@ from stridelm.params import InputError
 
 
 class TorchMemory:
-    """Keeps `model.kv_cache.KVMemory`. A layer's part is made when the layer first writes, in the shape it writes."""
+    """Implements `cache.kv_cache.KVMemory`. A layer's tensors are allocated when the layer first writes."""
 
     def __init__(self, slots: int, borrowed: Mapping[int, int] | None = None) -> None:
-        """`borrowed`: layer -> the earlier one whose part it reads, having none of its own."""
+        """`borrowed`: layers without their own keys and values -> the earlier layer whose tensors they read."""
         self.slots = slots
         self.borrowed = borrowed or {}
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def write(self, layer: int, slots: torch.Tensor, keys_HTD: torch.Tensor, values_HTD: torch.Tensor) -> None:
         if layer in self.borrowed:
-            return  # the other layer has written the same already
+            return  # the earlier layer has written the same already
         if layer not in self.layers:
             self.layers[layer] = self._part(keys_HTD), self._part(values_HTD)
         keys_HSD, values_HSD = self.layers[layer]
@@ -39,7 +39,7 @@ class TorchMemory:
             ) from error
 
     def read(self, layer: int, slots: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values at these slots, as `KVCache.reading_slots` gave them."""
+        """Keys and values at these slots, which come from `KVCache.reading_slots`."""
         keys_HSD, values_HSD = self.layers[self.borrowed.get(layer, layer)]
         return keys_HSD[:, slots], values_HSD[:, slots]
 

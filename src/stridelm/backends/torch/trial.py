@@ -1,4 +1,4 @@
-"""A trial of our forward against the network's own: what it says with faster layers must be what it said before."""
+"""Checks our forward pass against the network's own: the logits must be the same as transformers'."""
 
 import torch
 from transformers import PreTrainedModel
@@ -11,17 +11,17 @@ from stridelm.models.support import UnsupportedModel, layer_window
 
 @torch.inference_mode()
 def own_logits(network: PreTrainedModel) -> torch.Tensor:
-    """What the model, as transformers made it, says after each of a few tokens."""
+    """The logits of the model, as transformers made it, after each of a few tokens."""
     network.set_attn_implementation("eager")
     ids = torch.tensor([trial_ids(network)], device=network.device)
     return network(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def check_logits(network: PreTrainedModel, expected: torch.Tensor) -> None:
-    """Refuse a model that says something else through our attention, cache and layers.
+    """Refuse a model whose logits differ with our attention, cache and layers.
 
-    The tokens come in three steps, several rows and then single ones: so positions, the cache and the choice of wanted
-    rows are on trial, too.
+    The tokens are run in three steps, one of several rows and two of single rows, so that positions, the cache and the
+    choice of wanted rows are tested, too.
     """
     config, family = network.config.get_text_config(), network.config.model_type
     forward = TorchForward(network, TRIAL_TOKENS)

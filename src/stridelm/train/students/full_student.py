@@ -1,7 +1,7 @@
-"""A student that is a whole model: every weight of a copy is trained, and an ordinary token of its own is the mask.
+"""A student that is a whole model: every weight of a copy is trained, and one of its ordinary tokens is the mask.
 
-What comes out stands alone: a Hugging Face folder whose config.json names the mask token. Its own answers, one token at
-a time, are what verified decoding of it is exact to.
+The result needs no base model: it is a Hugging Face folder whose config.json names the mask token. Verified decoding of
+it is exact with respect to its own answers, one token at a time.
 
 Shape letters: as in stridelm.train.students.student; V vocabulary.
 """
@@ -26,7 +26,7 @@ from stridelm.train.students.student import mask_token, read_chains, read_real_r
 
 
 class FullStudent(nn.Module):
-    """The copy, in float32. Without masks it is an ordinary model that learns one token at a time."""
+    """A copy of the network in float32. Without masks it is an ordinary model that learns one token at a time."""
 
     judges_anchor = True
     has_own_layers = True
@@ -39,27 +39,27 @@ class FullStudent(nn.Module):
         self.token: tuple[str, int] | None = None
         config = self.network.config
         if not masks:
-            # What a converted model's masks say is not trained here: it has none any more.
+            # If the model was converted before, its masks are not trained any further, so they are removed.
             for key in (MASK_KEY, MASK_IDS_KEY, MASK_NAME_KEY, MASKS_KEY):
                 config.__dict__.pop(key, None)
             return
-        self.token = own_mask_token(network.config, tokenizer)  # of a model that was converted before, and learns on
+        self.token = own_mask_token(network.config, tokenizer)  # if the model was converted before
         if self.token is None:
             self.token = mask_token(tokenizer, int(network.config.get_text_config().vocab_size))
             self._make_room(self.token[1])
-        config.__dict__.pop(MASK_IDS_KEY, None)  # one token learns to be the mask of every depth
+        config.__dict__.pop(MASK_IDS_KEY, None)  # one mask token is trained for all depths
         for key, value in ((MASK_NAME_KEY, self.token[0]), (MASK_KEY, self.token[1]), (MASKS_KEY, masks)):
             setattr(config, key, value)
 
     @torch.no_grad()
     def _make_room(self, token: int) -> None:
-        """A row for the mask token, which starts as the mean of the others."""
+        """Add an embedding for the mask token, initialised as the mean of the others."""
         embedding: Any = self.network.get_input_embeddings()
         known = len(embedding.weight)
         mean_C = embedding.weight.mean(dim=0)
         if token >= known:
             self.network.resize_token_embeddings(token + 1, pad_to_multiple_of=ROUND_VOCABULARY, mean_resizing=False)
-            # Rows that no text uses: none of them may stand out.
+            # No text uses the padding rows. They get the mean, too, so that none of them stands out.
             for holder in (self.network.get_input_embeddings(), self.network.get_output_embeddings()):
                 holder.weight[known:] = holder.weight[:known].mean(dim=0)
         self.network.get_input_embeddings().weight[token] = mean_C
@@ -75,7 +75,7 @@ class FullStudent(nn.Module):
         return read_together(self.network, ids_BT, anchors_BA, self.mask_rows())
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
-        """The final hidden states of all mask rows, X x K x C, of chains off texts that it has read itself."""
+        """The final hidden states of all mask rows, X x K x C. The texts of the chains were read by this network."""
         return read_chains(self.network, chains, self.mask_rows())
 
     def rows(self, ids_BT: torch.Tensor) -> torch.Tensor:
@@ -91,15 +91,15 @@ def save_full(
     eos_ids: frozenset[int],
     dtype: torch.dtype,
 ) -> None:
-    """Write the model into a folder that may hold other files, config.json last: without it there is no model.
-    `weights` is the network's state, whole and on the CPU."""
+    """Write the model into a folder that may hold other files. config.json is written last: a folder without it is
+    not a model. `weights` is the network's complete state, on the CPU."""
     if student.token is not None:
         name, token = student.token
         tokenizer = copy.deepcopy(tokenizer)
         if name not in tokenizer.get_vocab() and len(tokenizer) == token:
             tokenizer.add_tokens([AddedToken(name, special=True)])  # type: ignore[list-item]
     working = folder / ".writing"
-    shutil.rmtree(working, ignore_errors=True)  # of a run that was killed here
+    shutil.rmtree(working, ignore_errors=True)  # left by a run that was killed here
     try:
         save_network(working, student.network, tokenizer, eos_ids, as_dtype(weights, dtype))
         names = sorted(path.name for path in working.iterdir())

@@ -1,15 +1,15 @@
-"""Passes over many texts at once, through a model as transformers made it: for training, measuring and rollouts.
+"""Passes over many texts at once, through a model as transformers made it: for training, evaluation and rollouts.
 
-Two of them make a training step. The text pass runs the real rows, without gradients: it is the teacher, and leaves its
-keys and values behind. The chain pass runs the mask rows, which read them: it is the student. A student whose real rows
-learn, too, runs both as one (`JointPass`).
+A training step consists of two. The text pass is the teacher's: it runs the real rows, without gradients, and keeps
+their keys and values. The chain pass is the student's: it runs the mask rows, which read these keys and values. A
+student whose real rows are trained, too, runs both as one pass (`JointPass`).
 
     text      t0 t1 t2 t3 t4 t5       columns of a chain row: its own chain's masks first, then the text
     chain at t1:  m1 m2 m3            m2 sees    m1 m2 .    # # . . . .
     chain at t3:  m1 m2 m3            m2 sees    m1 m2 .    # # # # . .
 
-The rule is that of stridelm.layout: a row sees its ancestors. Rows are handed to the model as one long line, so that
-its layers see the same shape whatever the lengths of the texts are; attention folds the line back into texts.
+The rule is that of stridelm.layout: a row sees its ancestors. The model gets all rows as one sequence, so that its
+layers see the same shape for all lengths of texts; attention reshapes the sequence into texts again.
 
 Shape letters: B texts, T tokens of a text, A anchors of a text, K masks of a chain, M = A x K mask rows of a text,
 H query heads, G key-value heads, D head size, Q = all rows of the pass.
@@ -26,7 +26,7 @@ from stridelm.backends.torch.attention import AttentionInput, ScoreRule
 
 
 class TextPass:
-    """B texts of T tokens, padded behind: every token sees those before it. Keeps the keys and values of all layers."""
+    """B texts of T tokens, padded at the end: causal attention. Stores the keys and values of all layers."""
 
     def __init__(self, texts: int, width: int) -> None:
         self.texts = texts
@@ -49,7 +49,7 @@ class TextPass:
 
 
 class ChainPass:
-    """Chains of K masks off the anchors of the texts of a text pass. Row order: text, anchor, depth."""
+    """Chains of K masks that start at anchors in the texts of a text pass. Row order: text, anchor, depth."""
 
     def __init__(self, texts: TextPass, anchors_BA: torch.Tensor, masks: int) -> None:
         self.texts = texts
@@ -59,7 +59,7 @@ class ChainPass:
 
     @property
     def positions(self) -> torch.Tensor:
-        """A mask stands where the token that it does not know will stand."""
+        """The position of a mask is that of the unknown token that it stands for."""
         return self.anchors_BA[..., None] + torch.arange(1, self.masks + 1, device=self.anchors_BA.device)
 
     def attend(self, given: AttentionInput) -> torch.Tensor:
@@ -70,7 +70,7 @@ class ChainPass:
             key, value = torch.cat([own_key, text_key], dim=2), torch.cat([own_value, text_value], dim=2)
             if window not in self._seen:
                 self._seen[window] = self._block_mask(window)
-            # Left to itself, torch 2.11 takes a kernel for few rows that it then cannot make in float32.
+            # By default torch 2.11 chooses a kernel for few rows, which it then fails to compile in float32.
             how = {"block_mask": self._seen[window], "scale": rule.scaling, "kernel_options": {"BACKEND": "TRITON"}}
             return _unfold(_flex()(query, key, value, enable_gqa=True, **how))
         if window not in self._seen:
@@ -95,7 +95,7 @@ class ChainPass:
         return sees
 
     def _split_mask(self, window: int | None) -> torch.Tensor:
-        """B x M x (T + K): what a row sees of its text, then of its own chain."""
+        """B x M x (T + K): which tokens of its text, then which masks of its own chain, a row sees."""
         texts, anchors = self.anchors_BA.shape
         index = [torch.arange(size, device=self.anchors_BA.device) for size in (texts, anchors * self.masks)]
         text, row = torch.meshgrid(*index, indexing="ij")
@@ -116,16 +116,16 @@ class ChainPass:
 
 
 class JointPass:
-    """Texts and the chains off them as one line of rows, the texts first: for students whose real rows learn, too."""
+    """Texts and their chains in one pass, text rows first: for students whose real rows are trained, too."""
 
     def __init__(self, chains: ChainPass) -> None:
         self.chains = chains
         self.rows = chains.texts.texts * chains.texts.width
-        """Of the texts."""
+        """Number of rows of the texts."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """Of all rows."""
+        """The positions of all rows."""
         texts, width = self.chains.texts.texts, self.chains.texts.width
         of_texts = torch.arange(width, device=self.chains.anchors_BA.device).repeat(texts)
         return torch.cat([of_texts, self.chains.positions.flatten()])
@@ -140,13 +140,14 @@ class JointPass:
 
 
 def _is_block_sparse(query: torch.Tensor) -> bool:
-    """Block-sparse attention is compiled for one shape: worth it in training, not for a measurement in between."""
+    """Whether to use block-sparse attention. It is compiled per shape, which pays off in training but not in an
+    evaluation now and then."""
     return query.is_cuda and torch.is_grad_enabled()
 
 
 @cache
 def _flex() -> Any:
-    """Block-sparse attention, compiled once per shape. Imported here: decoding should not pay for it."""
+    """Block-sparse attention, compiled once per shape. Imported here, so that decoding does not pay for the import."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
@@ -186,7 +187,7 @@ def _attend_split(
     masks: int,
     rule: ScoreRule,
 ) -> torch.Tensor:
-    """Chains' attention written out: to the text (keys[0]) and to the own chain (keys[1]), under one softmax."""
+    """The attention of chains, written out: to the text (keys[0]) and to the chain itself (keys[1]), in one softmax."""
     scaling, softcap, sinks_H = rule
     texts, heads, rows, size = query_BHMD.shape
     groups, width = keys[0].shape[1:3]
@@ -211,7 +212,7 @@ def _attend_split(
 
 def _fold(texts: int, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values, heads x all rows x size each, as B x heads x q x size."""
-    dtype = parts[-1].dtype  # under autocast rotary positions make the others float32
+    dtype = parts[-1].dtype  # under autocast, rotary embeddings turn queries and keys into float32
     return tuple(part.to(dtype).reshape(len(part), texts, -1, part.shape[-1]).transpose(0, 1) for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Students without masks: heads on the teacher's trunk, and a draft model of its first layers.
+"""Students without masks: heads on the teacher's final hidden states, and a draft model of its first layers.
 
 Shape letters: as in stridelm.train.students.student.
 """
@@ -33,13 +33,13 @@ class HeadsStudent(nn.Module):
     def slots(
         self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
     ) -> torch.Tensor:
-        """X x S x C, of the heads off every anchor."""
+        """The outputs of the heads at each anchor, X x S x C."""
         assert hidden_NC is not None, "heads read what the teacher's pass left"
         return self.heads(hidden_NC[flat_places(anchors_BA, ids_BT.shape[1])])
 
 
 class DraftStudent(nn.Module):
-    """The teacher's first layers."""
+    """A trained copy of the teacher's first layers."""
 
     has_own_layers = True
 

@@ -1,11 +1,12 @@
-"""Teacher and student of a conversion: two views of one network. The student's linear layers have a low-rank part.
+"""Teacher and student of a conversion: two networks that share weights. The student's linear layers have an additional
+low-rank part.
 
-The base model's weights are held once and never change; what is trained is the low-rank parts, the mask embeddings and
-the sequential head. Every row that passes through a gated student is a mask row, so nothing needs a gate here; a
-student without a gate reads the text itself, too.
+The base model's weights are held once and never change; the low-rank parts, the mask embeddings and the sequential head
+are trained. Only mask rows pass through a gated student, so no gate is needed here; a student without a gate also reads
+the text itself.
 
 Shape letters: B texts, T tokens, N = B x T real rows, A anchors of a text, X = B x A chains, K masks of a chain, S
-slots of a chain that are judged (its masks, and its anchor where that is trained, too), C model width, r rank.
+slots of a chain that are judged (its masks, and its anchor if that is trained, too), C model width, r rank.
 """
 
 import copy
@@ -27,13 +28,13 @@ from stridelm.params import InputError
 from stridelm.train.students.passes import ChainPass, JointPass, TextPass
 
 CHUNK_LOGITS = 2**27
-"""Logits that are held at once."""
+"""Maximum number of logits in memory at once."""
 _OUTSIDE_GRAPHS = "stridelm_outside_graphs"
 _UNUSED = ("reserved", "unused", "placeholder")
 
 
 class LowRankLinear(nn.Module):
-    """base(x) + up(down(x)); at first the second part is zero."""
+    """base(x) + up(down(x)). `up` is initialised to zero."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class LowRankLinear(nn.Module):
 
 
 class Student(nn.Module):
-    """Draws nothing and decides nothing: it turns chains of masks into outputs."""
+    """A network with low-rank parts, mask embeddings and perhaps a sequential head: turns masks into hidden states."""
 
     has_own_layers = False
 
@@ -68,18 +69,18 @@ class Student(nn.Module):
             module = self.network.get_submodule(parent)
             setattr(module, name, LowRankLinear(getattr(module, name), rank))
         embedding: Any = network.get_input_embeddings()
-        # What comes out of it, not its weight: Gemma's are scaled on the way.
+        # The embedding's output, not its weight: Gemma scales embeddings.
         with torch.no_grad():
             embedded_VC = embedding(torch.arange(len(embedding.weight), device=embedding.weight.device))
         mean_C = embedded_VC.mean(dim=0, dtype=torch.float32)
-        # Without a gate one for all depths: engines that take the merged model know one mask token.
+        # Without a gate, one embedding for all depths: engines that run the merged model know only one mask token.
         self.mask_embedding = nn.Parameter(mean_C.expand(masks if is_gated else 1, -1).clone())
         self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
 
     def slots(
         self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
     ) -> torch.Tensor:
-        """The final hidden states of all slots, X x S x C; `texts` and `hidden` are what the teacher's pass left."""
+        """The final hidden states of all slots, X x S x C. `texts` and `hidden` come from the teacher's pass."""
         if self.is_gated:
             assert texts is not None, "a gated student reads the teacher's keys and values"
             return self.outputs(ChainPass(texts, anchors_BA, self.masks))
@@ -94,7 +95,7 @@ class Student(nn.Module):
         return read_chains(self.network, chains, self.mask_rows())
 
     def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
-        """What was trained, as it goes to disk."""
+        """The trained parts, in the form in which they are saved."""
         vocabulary = int(self.network.config.get_text_config().vocab_size)
         token, token_id = mask_token(tokenizer, vocabulary)
         tensors: dict[str, torch.Tensor] = {
@@ -129,7 +130,7 @@ class Student(nn.Module):
         if wrong:
             raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
         with torch.no_grad():
-            # On disk every depth has a row, also where one was trained for all.
+            # On disk every depth has a row, even if one embedding was trained for all depths.
             student.mask_embedding = nn.Parameter(adapter.mask_embedding.to(student.mask_embedding, copy=True))
             for target in config.targets:
                 layer: Any = student.network.get_submodule(target)
@@ -144,13 +145,13 @@ class Student(nn.Module):
 
 
 class MaskRows:
-    """A model whose real rows and mask rows pass through the same weights: it has nothing beside them but what its
-    masks are embedded as."""
+    """A model whose real rows and mask rows pass through the same weights. Beside these it has only mask embeddings,
+    and perhaps a sequential head."""
 
     judges_anchor = True
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter, masks: int) -> None:
-        """`masks`: how long its chains are to be."""
+        """`masks`: the length of its chains."""
         assert not adapter.config.targets
         self.network, self.masks = network, masks
         head = adapter.sequential_head()
@@ -162,7 +163,7 @@ class MaskRows:
 
 
 def targets_of(network: PreTrainedModel) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The linear layers that get a low-rank part, and the layers with weights of their own that get none: experts."""
+    """The linear layers that get a low-rank part, and the layers with weights that get none (experts)."""
     targets: list[str] = []
     unadapted: list[str] = []
     for name, module in network.named_modules():
@@ -179,7 +180,8 @@ def targets_of(network: PreTrainedModel) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str, int]:
-    """A slot of the vocabulary that no text uses: behind the tokenizer's last, or named as unused; else a new one."""
+    """Name and id of a token for masks: an id that the tokenizer does not use, else a token whose name says that it is
+    unused, else a new one."""
     used = set(tokenizer.get_vocab().values())
     free = [token for token in range(vocabulary) if token not in used]
     if free:
@@ -192,7 +194,7 @@ def mask_token(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> tuple[str
 
 
 def run(network: PreTrainedModel, rows: Any, positions_1Q: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-    """A pass through a network's layers: the final hidden states, Q x C."""
+    """Run a pass through a network's layers. Returns the final hidden states, Q x C."""
     base: Any = network.base_model
     output = base(position_ids=positions_1Q, use_cache=False, stride_step=rows, **inputs)
     return output.last_hidden_state[0]
@@ -205,7 +207,7 @@ def read_texts(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass
 
 
 def read_real_rows(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[TextPass, torch.Tensor]:
-    """The same, through which gradients may flow."""
+    """As `read_texts`, but with gradients."""
     texts, width = ids_BT.shape
     rows = TextPass(texts, width)
     positions = torch.arange(width, device=ids_BT.device).expand(texts, -1).reshape(1, -1)
@@ -213,7 +215,7 @@ def read_real_rows(network: PreTrainedModel, ids_BT: torch.Tensor) -> tuple[Text
 
 
 def read_chains(network: PreTrainedModel, chains: ChainPass, mask_rows_KC: torch.Tensor) -> torch.Tensor:
-    """The final hidden states of chains' masks, X x K x C, where their texts have been read."""
+    """The final hidden states of the chains' masks, X x K x C. Their texts must have been read."""
     count, masks = chains.anchors_BA.numel(), len(mask_rows_KC)
     rows = mask_rows_KC.expand(count, -1, -1).reshape(1, count * masks, -1)
     hidden = run(network, chains, chains.positions.reshape(1, -1), inputs_embeds=rows)
@@ -223,7 +225,8 @@ def read_chains(network: PreTrainedModel, chains: ChainPass, mask_rows_KC: torch
 def read_together(
     network: PreTrainedModel, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, mask_rows_KC: torch.Tensor
 ) -> torch.Tensor:
-    """Texts and chains in one pass, all of it with gradients: the anchors' final hidden states, then their masks'."""
+    """Run texts and chains in one pass with gradients. Returns, per chain, the final hidden states of the anchor, then
+    of its masks: X x (1 + K) x C."""
     chains = ChainPass(TextPass(*ids_BT.shape), anchors_BA, len(mask_rows_KC))
     joint = JointPass(chains)
     count, masks = anchors_BA.numel(), len(mask_rows_KC)
@@ -237,18 +240,18 @@ def read_together(
 
 
 def flat_places(places: torch.Tensor, width: int) -> torch.Tensor:
-    """Places in texts of `width` tokens (B x ...) -> places among the real rows of all texts, flat."""
+    """Positions in texts of `width` tokens (B x ...) -> indices of the real rows of all texts, flat."""
     first = torch.arange(len(places), device=places.device) * width
     return (places + first.view(-1, *(1,) * (places.dim() - 1))).flatten()
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Products in this precision, whatever precision weights are held in."""
+    """Autocast: products run in this precision, regardless of the precision of the weights."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 class OutputHead:
-    """Hidden states -> logits in float32, as the network itself would."""
+    """Hidden states -> logits in float32, as the network itself computes them."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.linear: Any = network.get_output_embeddings()
@@ -259,22 +262,22 @@ class OutputHead:
         return self.with_weight(hidden_XC, self.linear.weight)
 
     def with_weight(self, hidden_XC: torch.Tensor, weight_VC: torch.Tensor) -> torch.Tensor:
-        """With an output matrix that may be another leaf of the graph."""
+        """The same with a given output matrix, which may be another leaf of the autograd graph."""
         logits_XV = functional.linear(hidden_XC.to(weight_VC.dtype), weight_VC, self.linear.bias).float()
         return capped(logits_XV, self.softcap)
 
     @torch.no_grad()
     def best(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of every row; the logits of all rows never lie in memory."""
+        """The likeliest token of each row, in chunks: the logits of all rows are never in memory at once."""
         parts = hidden_XC.split(max(1, CHUNK_LOGITS // len(self.linear.weight)))
         return torch.cat([self(part).argmax(dim=-1) for part in parts])
 
     @torch.no_grad()
     def _check(self, network: PreTrainedModel) -> None:
-        """Refuse a model that does something else to its logits."""
+        """Refuse a model that computes its logits in another way."""
         ids = torch.arange(1, 5, device=network.device)[None] % network.config.get_text_config().vocab_size
         positions = torch.arange(4, device=network.device)[None]
-        dtype = self.linear.weight.dtype  # layers that are trained are float32, whatever the output matrix is
+        dtype = self.linear.weight.dtype  # trained layers are float32, the output matrix may not be
         with computing_in(dtype, network.device):
             hidden = run(network, TextPass(1, 4), positions, input_ids=ids)
             own = network(input_ids=ids, position_ids=positions, use_cache=False, stride_step=TextPass(1, 4)).logits[0]
@@ -283,7 +286,7 @@ class OutputHead:
 
 
 def compile_layers(*networks: PreTrainedModel) -> None:
-    """Fuse the small operations of every layer. Attention stays outside: it differs from layer to layer."""
+    """Compile every layer, which fuses small operations. Attention is left out: it differs between layers."""
     AttentionInterface.register(_OUTSIDE_GRAPHS, torch.compiler.disable(attend))
     for network in networks:
         network.set_attn_implementation(_OUTSIDE_GRAPHS)
