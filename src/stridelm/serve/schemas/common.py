@@ -149,7 +149,7 @@ class TextRequest(Unread, Neutral):
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Same seed, same text; if it is left out or -1, one is drawn, and the reply names it."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the likeliest token, and so does anything below 0.0001; the default is 1, as in OpenAI's API."""
+    """0 takes the likeliest token, and so does anything below 0.0001; the default is 1, as OpenAI has it."""
     top_p: Fraction | None = None
     """Keep the smallest set of tokens that holds this much probability (1); 0 keeps the likeliest."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
