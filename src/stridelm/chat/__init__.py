@@ -1,1 +1,1 @@
-"""A chat in the terminal: what was said, who answers, and what is seen of it."""
+"""A chat in the terminal: the conversation, the models that answer, and the display."""

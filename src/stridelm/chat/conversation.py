@@ -1,4 +1,4 @@
-"""What was said in a chat."""
+"""The turns of a chat."""
 
 import json
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class Turn:
 
     question: str
     answer: str | None = None
-    """None while there is none: it is being written, or it failed."""
+    """None if there is no answer: it is being written, or it failed."""
     is_interrupted: bool = False
     """Whether the user stopped the answer."""
 
@@ -26,7 +26,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
 
     def ask(self, question: str) -> Turn:
-        """Begin a turn. One before it that got no answer is left out: no model takes two questions in a row."""
+        """Begin a turn. If the turn before it got no answer, it is dropped: no model takes two questions in a row."""
         if self.turns and self.turns[-1].answer is None:
             self.turns.pop()
         self.turns.append(Turn(question))
@@ -39,11 +39,11 @@ class Conversation:
         return self.turns.pop()
 
     def messages(self) -> list[dict[str, str]]:
-        """As models and servers take them."""
+        """The messages, in the format of models and servers."""
         return [{"role": message["role"], "content": message["content"]} for message in self._entries()]
 
     def save(self, file: Path) -> int:
-        """Write a new file of JSON lines, one a message; says how many."""
+        """Write a new file of JSON lines, one per message; returns how many."""
         lines = [json.dumps(entry, ensure_ascii=False) + "\n" for entry in self._entries()]
         if not lines:
             raise InputError("nothing was said yet")

@@ -34,18 +34,18 @@ class LocalSpeaker:
         self._decode = self._ready(DecodeSettings(decoder))
 
     def _ready(self, decode: DecodeSettings) -> DecodeSettings:
-        """Let a token be written: what cannot chat is refused before anyone asks, and what is loaded or measured once
-        is not on the first answer's bill."""
+        """Write one token: a model that cannot chat is refused before the first question, and the time for what is
+        loaded or measured once does not count in the first answer."""
         self._model.generate([{"role": "user", "content": "?"}], _ONE_TOKEN, decoder=decode)
         return decode
 
     def ask(self, messages: Messages) -> "LocalReply":
-        with _interrupts_noted() as interrupts:
+        with _interrupts_delayed() as interrupts:
             answer = self._model.stream(messages, self._params, decoder=self._decode)
         return LocalReply(self._model, answer, interrupts)
 
     def shorten(self, conversation: Conversation) -> int:
-        """The question itself stays, however long: the engine tells what is wrong with it."""
+        """The question itself stays, however long: if it does not fit, the engine reports that."""
         before = len(conversation.turns)
         while len(conversation.turns) > 1 and not self._fits(conversation.messages()):
             del conversation.turns[0]
@@ -57,13 +57,13 @@ class LocalSpeaker:
         except PromptTooLong:
             return False
         context = self._model.target.context_length
-        # Who asks for very long answers must not lose the whole history to them.
+        # A very large max_tokens must not cost the whole history.
         room = min(self._params.max_tokens, context // 2)
         return tokens + room <= context and min(tokens + self._params.max_tokens, context) <= self._model.max_length
 
 
 class LocalReply:
-    """An answer that the engine writes; a piece is a stride."""
+    """An answer that the engine writes; each piece is a stride."""
 
     def __init__(self, model: LanguageModel, answer: Answer, interrupts: list[int]) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class LocalReply:
     def __next__(self) -> str:
         if self._interrupts:
             raise KeyboardInterrupt
-        with _interrupts_noted() as self._interrupts:
+        with _interrupts_delayed() as self._interrupts:
             return next(self._answer).text
 
     def report(self) -> Report:
@@ -102,8 +102,8 @@ class LocalReply:
 
 
 @contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
-    """Let Ctrl-C wait until the engine has done its step: it could hold a lock. Who presses twice does not wait."""
+def _interrupts_delayed() -> Iterator[list[int]]:
+    """Delay Ctrl-C until the engine has finished its step, since it may hold a lock. A second Ctrl-C is not delayed."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -18,16 +18,16 @@ class _Leave(Exception):
 
 @dataclass(slots=True)
 class Chat:
-    """The loop, and the commands that a line may hold."""
+    """The loop, and the commands that the user may type."""
 
     speaker: Speaker
     screen: Screen
     conversation: Conversation
     reports: list[Report] = field(default_factory=list)
-    """Of all answers so far, also of those that were taken back."""
+    """Reports on all answers so far, including those that were taken back."""
 
     def run(self) -> None:
-        """Answer line after line. Where nobody types, the first thing that goes wrong is the end."""
+        """Answer line after line. If the input is not a terminal, the first error ends the loop."""
         for line in self.screen.lines():
             try:
                 self._take(line)
@@ -63,18 +63,18 @@ class Chat:
             with closing(self.speaker.ask(self.conversation.messages())) as reply:
                 try:
                     for piece in reply:
-                        written += piece  # first: what was seen is part of the conversation
+                        written += piece  # before it is shown: what the user saw is part of the conversation
                         self.screen.show(piece)
                 except KeyboardInterrupt:
                     turn.is_interrupted = True
                 report = reply.report()
-            # Of an answer that was stopped before it began there is nothing to go on from.
+            # An answer that was interrupted before its first piece counts as none.
             turn.answer = None if turn.is_interrupted and not written else written
             self.reports.append(report)
         finally:
             self.screen.end_answer(report, is_interrupted=turn.is_interrupted)
         if turn.is_interrupted and not self.screen.is_interactive:
-            raise KeyboardInterrupt  # a script is ended, not one of its answers
+            raise KeyboardInterrupt  # Ctrl-C ends a script as a whole, not one of its answers
 
     # The commands
 
@@ -137,7 +137,7 @@ class Command:
     run: Callable[[Chat, str], None]
     what: str
     takes: str = ""
-    """The name of what stands after it."""
+    """The name of its argument; empty if it takes none."""
 
 
 COMMANDS = {

@@ -1,4 +1,4 @@
-"""The wire to an OpenAI-compatible server: JSON there, JSON or server-sent events back. Standard library only."""
+"""Requests to an OpenAI-compatible server: sends JSON, receives JSON or server-sent events. Standard library only."""
 
 import http.client
 import json
@@ -13,14 +13,14 @@ from stridelm.params import InputError
 
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 300.0
-"""A long prompt may be read for minutes before the first token comes."""
+"""Maximum time without data: the server may read a long prompt for minutes before the first token comes."""
 _LONGEST_LINE = 2**22
 _LONGEST_BODY = 2**24
 _DONE = "[DONE]"
 
 
 class ServerError(InputError):
-    """What a server said, or why it could not be heard."""
+    """An error that a server reported, or the reason why it could not be reached."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Endpoint:
             return _json_object(response.read(_LONGEST_BODY), self.url)
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Post JSON; give the JSON objects of the events as they come, until the server says that it is done."""
+        """Post JSON; yields the JSON objects of the events as they come, until the server says that it is done."""
         with self._exchange("POST", path, json.dumps(body).encode()) as response:
             kind = response.headers.get_content_type()
             if kind != "text/event-stream":
@@ -63,7 +63,7 @@ class Endpoint:
                     return
                 chunk = _json_object(data, self.url)
                 if event == "error" or chunk.get("error"):
-                    raise ServerError(f"{self.url}: {_told(chunk)}")
+                    raise ServerError(f"{self.url}: {_error_message(chunk)}")
                 yield chunk
 
     @contextmanager
@@ -98,17 +98,17 @@ class Endpoint:
         if 300 <= response.status < 400:
             return ServerError(f"{message} (it points to {response.headers['Location']}: give that with --url)")
         try:
-            message = f"{message}: {_told(json.loads(response.read(_LONGEST_BODY)))}"
+            message = f"{message}: {_error_message(json.loads(response.read(_LONGEST_BODY)))}"
         except (ValueError, RecursionError):
-            # A page for browsers, or nothing: the status must do.
+            # An HTML page, or nothing: there is only the status.
             if response.status == 404:
                 message = f"{message}: there is no {path}; such an address usually ends in /v1"
         return ServerError(message, response.status)
 
 
 def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Server-sent events: their kind and their data. One that the stream breaks off in is left out, as the standard
-    has it."""
+    """Server-sent events: their kind and their data. An event that is incomplete when the stream ends is left out, as
+    the standard says."""
     kind, data = "message", list[str]()
     for line in lines:
         if not line:
@@ -123,7 +123,7 @@ def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[str]:
-    encoding = "utf-8-sig"  # a mark may stand before the first line
+    encoding = "utf-8-sig"  # there may be a byte order mark before the first line
     while line := response.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE:
             raise ServerError(f"a line of the stream is longer than {_LONGEST_LINE} bytes")
@@ -141,8 +141,8 @@ def _json_object(text: str | bytes, url: str) -> dict[str, Any]:
     return content
 
 
-def _told(content: object) -> str:
-    """The message of an error, in any of the forms that servers give it."""
+def _error_message(content: object) -> str:
+    """The message of an error, in any of the formats that servers use."""
     match content:
         case {"error": {"message": str(message)}} | {"error": str(message)} | {"message": str(message)}:
             return " ".join(message.split())

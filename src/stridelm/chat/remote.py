@@ -12,7 +12,7 @@ from stridelm.params import SamplingParams
 from stridelm.settings import DecodeSettings
 
 _ALWAYS_SENT = ("max_tokens", "temperature")
-"""Servers have other defaults for these than our command line names."""
+"""Servers have other defaults for these than our command line."""
 _Kind = TypeVar("_Kind")
 
 
@@ -22,7 +22,7 @@ class RemoteSpeaker:
     def __init__(
         self, endpoint: Endpoint, model: str | None, params: SamplingParams, stride: Mapping[str, Any]
     ) -> None:
-        """`model`: default the server's first. `stride`: decoding settings, for servers that know them."""
+        """`model`: by default the server's first. `stride`: decoding settings, for servers that know them."""
         self._endpoint = endpoint
         self._model = find_model(endpoint, model)
         self._stride = dict(stride)
@@ -42,7 +42,7 @@ class RemoteSpeaker:
         self._stride = {"decoder": DecodeSettings(decoder).decoder}
 
     def shorten(self, conversation: Conversation) -> int:
-        """Nobody tells how much the model takes: the server refuses what is too long."""
+        """Drops nothing, since the model's context length is not known here: the server refuses what is too long."""
         return 0
 
     def ask(self, messages: Messages) -> "RemoteReply":
@@ -59,12 +59,13 @@ class RemoteSpeaker:
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> str:
-    """Also asked if the model is named: a server that is not there, or a wrong key, is told at the start."""
+    """The model's name in requests. The server is asked even if the model is named, so that an unreachable server or a
+    wrong key is reported at the start."""
     try:
         listed = endpoint.get("/models")
     except ServerError as error:
         if model is not None and error.status in (404, 405):
-            return model  # a server that lists nothing
+            return model  # a server without a list of models
         raise
     if model is not None:
         return model
@@ -75,7 +76,7 @@ def find_model(endpoint: Endpoint, model: str | None) -> str:
 
 
 class RemoteReply:
-    """An answer that comes as a stream of chunks; a piece is a chunk."""
+    """An answer that comes as a stream of chunks; each piece is a chunk."""
 
     def __init__(self, endpoint: Endpoint, body: dict[str, Any]) -> None:
         self._url = endpoint.url
@@ -84,7 +85,7 @@ class RemoteReply:
         self._last = self._started
         self._chunks = endpoint.stream("/chat/completions", body)
         self._finish_reason: str | None = None
-        self._told: dict[str, Any] = {}
+        self._reported: dict[str, Any] = {}
         """What chunks carry beside the choices: usage, stride, metrics."""
 
     def __iter__(self) -> "RemoteReply":
@@ -102,8 +103,8 @@ class RemoteReply:
         raise StopIteration
 
     def _read(self, chunk: dict[str, Any]) -> str | None:
-        """The text of a chunk, if it brings any."""
-        self._told |= {
+        """The text of a chunk, if it has any."""
+        self._reported |= {
             name: chunk[name] for name in ("usage", "stride", "metrics") if isinstance(chunk.get(name), dict)
         }
         match chunk:
@@ -119,8 +120,8 @@ class RemoteReply:
         return text or None
 
     def report(self) -> Report:
-        stride, usage = self._told.get("stride", {}), self._told.get("usage", {})
-        speculation = self._told.get("metrics", {}).get("speculative_decoding")
+        stride, usage = self._reported.get("stride", {}), self._reported.get("usage", {})
+        speculation = self._reported.get("metrics", {}).get("speculative_decoding")
         strides, histogram = _strides(speculation if isinstance(speculation, dict) else {})
         strides = tuple(_counts(stride.get("lengths"))) or strides
         return Report(
@@ -145,7 +146,7 @@ class RemoteReply:
 
 
 def _strides(speculation: dict[str, Any]) -> tuple[tuple[int, ...], dict[int, int]]:
-    """The strides in order, and how often each length came: in vLLM's form, where a step that accepts j drafts emits
+    """The strides in order, and how often each length occurred, from vLLM's format: a step that accepts j drafts emits
     j + 1 tokens."""
     steps, counts = speculation.get("per_step_accepted"), speculation.get("acceptance_histogram")
     strides = tuple(accepted + 1 for accepted in _counts(steps))
@@ -153,7 +154,7 @@ def _strides(speculation: dict[str, Any]) -> tuple[tuple[int, ...], dict[int, in
 
 
 def _counts(value: Any) -> list[int]:
-    """A list of counts, or nothing if it is something else."""
+    """The value, if it is a list of counts, else an empty list."""
     are_counts = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < 2**31 for each in value)
     return value if are_counts else []
 

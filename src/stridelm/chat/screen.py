@@ -1,4 +1,4 @@
-"""What a person sees of a chat: strides in colours that take turns, and a dim line of figures below each answer."""
+"""The display of a chat: strides in alternating colours, and a dim line of figures below each answer."""
 
 import sys
 from collections.abc import Iterator
@@ -10,19 +10,19 @@ from stridelm.chat.speaker import Report
 from stridelm.params import InputError
 
 STRIDE_STYLES = ("bold", "cyan")
-"""Strides take turns, so that one sees what each forward pass brought."""
+"""Strides alternate between these, so that the user sees what each forward pass added."""
 _PROMPT = "> "
-_MOST_STRIDES = 24
-"""The last ones; /stats tells of all."""
-_WIDEST_BAR = 40
+_MAX_STRIDES = 24
+"""Number of strides shown below an answer, the last ones; /stats counts all."""
+_MAX_BAR = 40
 _UNPRINTABLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     ord("\r"): None
 }
-"""Text from elsewhere must not command the terminal."""
+"""Control characters are replaced: text from elsewhere must not control the terminal."""
 
 
 class Screen:
-    """Answers go to standard output, all else to standard error. Colours only where a person types and reads."""
+    """Answers go to standard output, all else to standard error. Colours only if input and output are terminals."""
 
     def __init__(self) -> None:
         self._out = Console(highlight=False)
@@ -33,7 +33,7 @@ class Screen:
         self._line_is_open = False
 
     def lines(self) -> Iterator[str]:
-        """What the user types, or the lines of a pipe, to the end. Ctrl-C at the prompt is raised."""
+        """The lines that the user types, or those of a pipe, to the end. Ctrl-C at the prompt is raised."""
         if not self.is_interactive:
             yield from _piped_lines()
             return
@@ -52,7 +52,7 @@ class Screen:
                 self.tell("that was not text in UTF-8")
 
     def show(self, text: str) -> None:
-        """A piece of an answer."""
+        """Print a piece of an answer."""
         if self._has_colours:
             self._out.out(text.translate(_UNPRINTABLE), end="", style=STRIDE_STYLES[self._pieces % 2])
         else:
@@ -89,7 +89,7 @@ def _piped_lines() -> Iterator[str]:
 
 
 def summary(report: Report, *, is_interrupted: bool = False) -> str:
-    """What is told of an answer, without its strides."""
+    """An answer's figures in one line, without its strides."""
     parts = ["interrupted"] if is_interrupted else []
     if report.tokens is not None:
         parts.append(f"{report.tokens} tokens")
@@ -111,17 +111,17 @@ def summary(report: Report, *, is_interrupted: bool = False) -> str:
 
 
 def stride_picture(report: Report) -> str:
-    """The last strides in order; if that is not told, how often each length came."""
+    """The last strides in order; if the order is not known, how often each length occurred."""
     if report.strides:
-        more = "... " if len(report.strides) > _MOST_STRIDES else ""
-        return more + " ".join(map(str, report.strides[-_MOST_STRIDES:]))
+        more = "... " if len(report.strides) > _MAX_STRIDES else ""
+        return more + " ".join(map(str, report.strides[-_MAX_STRIDES:]))
     return " ".join(f"{count} x {length}" for length, count in sorted(report.histogram.items()))
 
 
 def stride_bars(report: Report) -> list[str]:
-    """How often a forward pass brought so many tokens, a bar each."""
+    """For each number of tokens, a bar that shows how many forward passes added that many."""
     most = max(report.histogram.values(), default=1)
     return [
-        f"{length:>4} {'#' * max(1, round(count / most * _WIDEST_BAR))} {count}"
+        f"{length:>4} {'#' * max(1, round(count / most * _MAX_BAR))} {count}"
         for length, count in sorted(report.histogram.items())
     ]

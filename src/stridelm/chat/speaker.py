@@ -1,4 +1,4 @@
-"""Whoever answers in a chat, and what it tells of an answer."""
+"""The interface of models that answer in a chat, and their reports on answers."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an answer cost; None where nobody tells."""
+    """What an answer cost; fields that are not known are None."""
 
     seconds: float
     """From the question to the last piece of the answer."""
@@ -23,12 +23,12 @@ class Report:
     strides: tuple[int, ...] = ()
     """The tokens of each forward pass, in order, if that is known."""
     histogram: Mapping[int, int] = field(default_factory=dict)
-    """Tokens of a forward pass -> how many passes brought so many."""
+    """Number of tokens -> number of forward passes that added that many."""
     decoder: str | None = None
     exact: bool | None = None
     exact_to: str | None = None
     path: str | None = None
-    """What ran: the backend, and whose steps."""
+    """What ran: the backend, and whether it ran steps by itself."""
     backend: str | None = None
     own_forwards: int | None = None
     """Forwards that the backend ran by itself."""
@@ -45,9 +45,9 @@ class Report:
 
 
 def total(reports: Iterable[Report]) -> Report:
-    """Several answers as one: what some of them do not tell is not told."""
+    """The report on several answers together. Figures that any of them lacks are None."""
     reports = list(reports)
-    told = [report for report in reports if report.tokens is not None and report.forwards is not None]
+    known = [report for report in reports if report.tokens is not None and report.forwards is not None]
     histogram: Counter[int] = Counter()
     for report in reports:
         histogram.update(report.histogram)
@@ -55,7 +55,7 @@ def total(reports: Iterable[Report]) -> Report:
         seconds=sum(report.seconds for report in reports),
         first=None,
         tokens=_sum([report.tokens for report in reports]),
-        forwards=sum(report.forwards or 0 for report in told) if len(told) == len(reports) else None,
+        forwards=sum(report.forwards or 0 for report in known) if len(known) == len(reports) else None,
         histogram=histogram,
         path=_common([report.path for report in reports]),
     )
@@ -67,39 +67,39 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def _common(paths: list[str | None]) -> str | None:
-    """Several ones are all named, as long as every answer has one."""
+    """All different paths, joined; None if any answer has none."""
     named = [path for path in dict.fromkeys(paths) if path is not None]
     return "; ".join(named) if None not in paths and named else None
 
 
 class Reply(Protocol):
-    """An answer in the making: iterate for its pieces, one a forward pass where these are told apart."""
+    """An answer that is being written. Iterate over its pieces: one per forward pass, if these can be told apart."""
 
     def __iter__(self) -> "Reply": ...
 
     def __next__(self) -> str: ...
 
     def report(self) -> Report:
-        """Also of an answer that was broken off."""
+        """The figures so far; also for an answer that was interrupted."""
         ...
 
     def close(self) -> None: ...
 
 
 class Speaker(Protocol):
-    """A model, here or behind a URL. What goes wrong is an InputError; the chat goes on after it."""
+    """A model, local or behind a URL. Failures are raised as InputError; the chat continues after one."""
 
     description: str
 
     def ask(self, messages: Messages) -> Reply: ...
 
     def shorten(self, conversation: Conversation) -> int:
-        """Drop the oldest turns that leave no room for an answer; says how many."""
+        """Drop the oldest turns until there is room for an answer; returns how many."""
         ...
 
     def decode_by(self, decoder: str) -> None: ...
 
     @property
     def decoder(self) -> str | None:
-        """By which the next answer is decoded; None if the server chooses."""
+        """The decoder of the next answer; None if the server chooses."""
         ...

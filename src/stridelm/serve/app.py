@@ -1,4 +1,4 @@
-"""The HTTP application: what requests pass first, the API, how the server is, and the playground."""
+"""The HTTP application: middleware, the API, the status routes and the playground."""
 
 import math
 
@@ -17,7 +17,8 @@ from stridelm.serve.status import make_status_router
 
 
 def create_app(context: Context) -> FastAPI:
-    """Before the worker starts: the app's metrics watch it. `app.state.traffic` is for whoever runs the server."""
+    """Must be called before the worker starts, since the app's metrics observe it. `app.state.traffic` is for the code
+    that runs the server."""
     settings, traffic = context.settings, Traffic()
     metrics = Metrics(context.worker, context.name)
     context.worker.add_observer(metrics)
@@ -28,14 +29,14 @@ def create_app(context: Context) -> FastAPI:
     app.include_router(make_router(context))
     app.include_router(make_status_router(context, traffic, metrics))
     app.include_router(make_playground_router(context, page))
-    # The last one is the first that a request meets.
+    # A request passes the middleware that was added last first.
     app.add_middleware(RequestLimit, most=settings.most_requests)
     app.add_middleware(SizeLimit, most=settings.max_body)
     retry_after = max(1, math.ceil(settings.grace))
     app.add_middleware(Admission, traffic=traffic, retry_after=retry_after)
     if settings.api_key is not None:
         app.add_middleware(ApiKey, key=settings.api_key, open_paths={"/health", *page})
-    if settings.cors_origin:  # before the key is asked for: browsers ask first whether they may, without it
+    if settings.cors_origin:  # before the key is checked: browsers send preflight requests without it
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origin,

@@ -29,25 +29,25 @@ async def answer_chat(
     http: Request, context: Context, prompts: Prompts, vocabulary: Vocabulary, request: ChatRequest
 ) -> Response:
     generation = Generation(context, request, request.alternatives)
-    asked, param = _most_tokens(request)
+    asked, param = _max_tokens(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     use = tool_use(context.settings, prompts.talk, request)
-    told = request.chat_template_kwargs, request.reasoning_effort
+    given = request.chat_template_kwargs, request.reasoning_effort
     prompt = await prompts.chat(
         request.messages,
         use.shown if use else [],
         opens_turn=request.opens_turn,
         continues=request.continues,
-        variables=prompts.variables(*told),
+        variables=prompts.variables(*given),
     )
     room = generation.room(prompts.checked(prompt, "messages"), asked, param)
     start = await answer_grammar(context, request, use, vocabulary)
-    # Made even where nothing is written, so that what cannot be is refused all the same.
+    # Made even if nothing is written, so that invalid requests are refused all the same.
     sequences = generation.sequences(prompt, max(room, 1), start=start)
     if request.prediction is not None:
         await _predict(prompts, request.prediction, sequences)
-    report = Report(context, request, generation.plan(sequences[0]), sequences, ignored=prompts.ignored(*told))
+    report = Report(context, request, generation.plan(sequences[0]), sequences, ignored=prompts.ignored(*given))
     check_queue(context, len(sequences), "n")
     answers = StrideStreams(context.worker, sequences if room else [])
     writer = ChatWriter(context, vocabulary, request, use, report, answers.end)
@@ -55,7 +55,7 @@ async def answer_chat(
 
 
 async def _predict(prompts: Prompts, prediction: Prediction, sequences: list[Sequence]) -> None:
-    """Let answers be drafted from what they are predicted to be."""
+    """Let answers be drafted from the request's prediction."""
     if not sequences[0].policy.reads_predictions:
         message = "prediction: the decoder does not look text up; auto, ngram and ensemble do, where they draft at all"
         raise ApiError(400, message, param="prediction")
@@ -67,8 +67,8 @@ async def _predict(prompts: Prompts, prediction: Prediction, sequences: list[Seq
         sequence.prediction = tuple(ids)
 
 
-def _most_tokens(request: ChatRequest) -> tuple[int | None, str]:
-    """How many tokens were asked for, and by which name."""
+def _max_tokens(request: ChatRequest) -> tuple[int | None, str]:
+    """The requested maximum number of tokens, and the field that has it."""
     old, new = request.max_tokens, request.max_completion_tokens
     if old is not None and new is not None and old != new:
         message = "max_tokens and max_completion_tokens say different things: give one"
@@ -110,7 +110,7 @@ class ChatWriter:
         report: Report,
         end: Callable[[int], None],
     ) -> None:
-        """`end` is told which answers need not go on."""
+        """`end` is called with the number of each answer that is complete before the engine ends it."""
         self._end = end
         self._vocabulary, self._request, self._use, self._report = vocabulary, request, use, report
         self._readers = [use.reader() if use else None for _ in range(request.count)]
@@ -126,7 +126,7 @@ class ChatWriter:
         return self._envelope.around(choices, **self._report.whole(trace))
 
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
-        """Each answer begins with a chunk that says whose words they are, and nothing else."""
+        """Each answer begins with a chunk that has only its role."""
         unstarted, unfinished = set(range(len(self._readers))), len(self._readers)
         async for index, stride in strides:
             if index in unstarted:
@@ -136,7 +136,7 @@ class ChatWriter:
             unfinished -= part.finish_reason is not None
             if not part.is_empty:
                 yield self._chunk(index, part, is_last=not unfinished)
-        for index in sorted(unstarted):  # where no token was asked for
+        for index in sorted(unstarted):  # if no tokens were requested
             yield self._opening(index)
             yield self._chunk(index, _Part(finish_reason="length"), is_last=index == len(self._readers) - 1)
         if self._request.includes_usage:
@@ -157,7 +157,7 @@ class ChatWriter:
         return part
 
     def _read_calls(self, index: int, part: _Part) -> None:
-        """Take the calls out of a part's text. The only call that may be is the end of the answer."""
+        """Move the calls from a part's text to its calls. If only one call is allowed, the answer ends with it."""
         reader, use = self._readers[index], self._use
         assert reader is not None and use is not None
         found = reader.push(part.text)
@@ -205,7 +205,7 @@ class ChatWriter:
 
 
 def _joined(pieces: list[CallPart]) -> list[CallPart]:
-    """One piece of each call: clients take no more of them at once."""
+    """Join the pieces of each call to one: clients accept only one per chunk."""
     joined: dict[int, CallPart] = {}
     for piece in pieces:
         before = joined.get(piece.index, CallPart(piece.index, piece.name, ""))
@@ -214,7 +214,7 @@ def _joined(pieces: list[CallPart]) -> list[CallPart]:
 
 
 def _delta(call: CallPart, form: ToolFormat) -> dict[str, Any]:
-    """A piece of a call, as streams tell it."""
+    """A piece of a call, in the format of streams."""
     if call.name is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     return {
@@ -226,7 +226,7 @@ def _delta(call: CallPart, form: ToolFormat) -> dict[str, Any]:
 
 
 def _whole(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls that the pieces make."""
+    """The complete calls, joined from their pieces."""
     calls = [{name: delta[name] for name in ("id", "type", "function")} for delta in deltas if "id" in delta]
     for index, call in enumerate(calls):
         written = (delta["function"]["arguments"] for delta in deltas if delta["index"] == index)

@@ -21,8 +21,8 @@ from stridelm.serve.trace import Forward, traced
 from stridelm.types import Alternatives, Stride
 
 _DEFAULT_TOKENS = 16
-_MOST_SCORES = 1_000_000
-"""Tokens of prompts that a reply may say the probability of, alternatives included."""
+_MAX_SCORES = 1_000_000
+"""Maximum number of probabilities of prompt tokens in a reply, alternatives included."""
 
 
 async def answer_completion(
@@ -36,13 +36,13 @@ async def answer_completion(
     for prompt in encoded:
         left = generation.room(prompt, request.max_tokens, "max_tokens")
         most = min(left, _DEFAULT_TOKENS) if request.max_tokens is None else request.max_tokens
-        # Made even where nothing is written, so that what cannot be is refused all the same.
+        # Made even if nothing is written, so that invalid requests are refused all the same.
         made += generation.sequences(prompt, max(most, 1))
     sequences = [] if request.max_tokens == 0 else made
     scores = bool(request.echo) and request.logprobs is not None
     report = Report(context, request, generation.plan(made[0]), made, is_scored=scores)
-    if scores and sum(len(each.tokens) for each in made) * (1 + (request.logprobs or 0)) > _MOST_SCORES:
-        message = f"logprobs: more than {_MOST_SCORES} would be told; ask for fewer, or in several requests"
+    if scores and sum(len(each.tokens) for each in made) * (1 + (request.logprobs or 0)) > _MAX_SCORES:
+        message = f"logprobs: more than {_MAX_SCORES} would be told; ask for fewer, or in several requests"
         raise ApiError(400, message, param="logprobs")
     check_queue(context, len(sequences) + (len(encoded) if scores else 0), "prompt")
     scored_prompts = await unless_left(http, _score(context, encoded, request.logprobs or 0)) if scores else []
@@ -53,7 +53,7 @@ async def answer_completion(
 
 
 async def _encode(prompts: Prompts, prompt: str | list[int], suffix: str | None) -> tuple[list[int], slice]:
-    """What the model reads, and which part of it is the prompt."""
+    """The tokens that the model reads, and which part of them is the prompt."""
     if suffix is None:
         ids = await prompts.text(prompt) if isinstance(prompt, str) else prompt
         own = slice(len(ids))
@@ -87,14 +87,14 @@ async def _score(context: Context, prompts: list[list[int]], alternatives: int) 
 
 
 class _Choice:
-    """One answer: what stands before it, and its logprobs so far."""
+    """One answer: the prompt that is echoed before it, and its logprobs so far."""
 
     def __init__(self, index: int, echoed: str | None, form: LegacyForm | None, vocabulary: Vocabulary) -> None:
         self.index, self.echoed, self.vocabulary = index, echoed, vocabulary
         self._form = form
 
     def part(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """The text and all logprobs that were noted since the last part."""
+        """The text, and all logprobs that were added since the last part."""
         logprobs = None if self._form is None else self._form.take()
         return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
@@ -118,7 +118,7 @@ def _choices(
             if form is not None and scored_prompts:
                 if not own.start:
                     form.first(prompt[0])
-                first = own.start or 1  # nothing stands before the very first token
+                first = own.start or 1  # the very first token has no probability
                 form.add(scored_prompts[number][first - 1 : own.stop - 1])
             choices.append(_Choice(len(choices), text if request.echo else None, form, vocabulary))
     return choices

@@ -1,4 +1,4 @@
-"""What every request is answered with: the model, its engine, what the operator chose."""
+"""What all requests share: the model, its engine and the server's settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from stridelm.serve.errors import ApiError
 from stridelm.serve.settings import ServeSettings
 
 Start = Callable[[], Grammar]
-"""Gives a grammar at its beginning, for one answer."""
+"""Creates the grammar of one answer, in its initial state."""
 
 
 class Grammars(Protocol):
-    """Compiles grammars off the event loop. What cannot be compiled is an Uncompilable without a `param`."""
+    """Compiles grammars off the event loop. If one cannot be compiled, raises an Uncompilable without a `param`."""
 
     async def json_schema(self, schema: dict[str, Any]) -> Start: ...
 
@@ -32,11 +32,11 @@ class Context:
     settings: ServeSettings
     grammars: Grammars
     names: tuple[str, ...]
-    """The model's in requests."""
+    """The model's names in requests."""
 
     @property
     def name(self) -> str:
-        """Its first, which it goes by where nobody asked for another."""
+        """The model's first name, which is used unless a request names another."""
         return self.names[0]
 
     def named(self, asked: str | None) -> str:
@@ -45,7 +45,7 @@ class Context:
 
     @property
     def exact_to(self) -> str:
-        """What a claim of exactness is with respect to, under the served name: the loaded one may be a path."""
+        """What answers are exact with respect to, by the served name: the name it was loaded by may be a path."""
         return self._shown(self.model.target.description)
 
     def refusal(self, error: InputError, param: str | None = None) -> ApiError:

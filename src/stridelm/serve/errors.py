@@ -1,4 +1,4 @@
-"""What the server refuses, in OpenAI's form."""
+"""The server's errors, in OpenAI's format."""
 
 import logging
 from collections.abc import Iterable
@@ -14,30 +14,30 @@ from stridelm.params import InputError
 
 log = logging.getLogger(__name__)
 
-_LONGEST_MESSAGE = 500
-_LONGEST_PARAM = 100
-"""Characters. Both may repeat what the request said, which can be megabytes."""
+_MAX_MESSAGE = 500
+_MAX_PARAM = 100
+"""Maximum lengths in characters. Both may repeat parts of the request, which can be megabytes."""
 ErrorBody = dict[str, dict[str, str | int | None]]
 
 
 class ApiError(Exception):
-    """Ends a request with a status and a message that may be shown: no paths, no addresses, nothing of the inside."""
+    """Ends a request with a status and a message that may be shown: no paths, no addresses, no internals."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 0
     ) -> None:
-        """`param`: the field of the request at fault; `retry_after`: seconds, for a client that may come again."""
+        """`param`: the field of the request at fault; `retry_after`: seconds after which the client may try again."""
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
     def body(self) -> ErrorBody:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        message, param = _cut(self.message, _LONGEST_MESSAGE), self.param and _cut(self.param, _LONGEST_PARAM)
+        message, param = _cut(self.message, _MAX_MESSAGE), self.param and _cut(self.param, _MAX_PARAM)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code or self.status}}
 
 
 class Uncompilable(ApiError):
-    """A grammar that nothing can keep to, or that says what is not supported."""
+    """A grammar that no text can match, or that uses something that is not supported."""
 
 
 def _cut(text: str, most: int) -> str:
@@ -45,7 +45,8 @@ def _cut(text: str, most: int) -> str:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of a failure. What is not the client's doing goes to the log instead."""
+    """The error that a client is sent for a failure. Details of failures that the client did not cause are logged
+    instead."""
     match error:
         case ApiError():
             return error
@@ -62,7 +63,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Let every failure of a request end in OpenAI's form."""
+    """Report every failure of a request in OpenAI's format."""
     for kind in (ApiError, InputError, EngineStopped, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
@@ -76,7 +77,7 @@ async def _handle(_: Request, error: Exception) -> Response:
 
 
 def invalid(error: ValidationError, body: object) -> ApiError:
-    """The error that lies deepest in the body: a union reports what each of its members would have wanted."""
+    """The error that is deepest in the body: for a union, pydantic reports the errors of each of its members."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     path, first = max(((_path(each["loc"], body), each) for each in found), key=lambda pair: len(pair[0]))
     param = ".".join(path) or None
@@ -91,7 +92,7 @@ def _path(location: Iterable[Any], body: object) -> list[str]:
     for index, part in enumerate(parts):
         match body:
             case {"type": kind, **rest} if kind == part and index < len(parts) - 1 and isinstance(rest.get(part), str):
-                continue  # which of several kinds it is, and not the field of the same name
+                continue  # the tag of a union's member, not the field of the same name
             case dict() if part in body:
                 body = body[part]
             case list() if isinstance(part, int) and part < len(body):

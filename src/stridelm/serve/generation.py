@@ -1,4 +1,4 @@
-"""From a request to the sequences that the engine is to write."""
+"""From a request to the sequences that the engine writes."""
 
 import secrets
 from collections.abc import Callable
@@ -18,13 +18,13 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Fields that requests and SamplingParams call the same."""
+"""Fields that have the same name in requests and in SamplingParams."""
 _READ: dict[str, Callable[[Any], Any]] = {
     "temperature": lambda value: value if value >= 1e-4 else 0.0,
     "top_p": lambda value: max(value, 1e-6),
     "top_k": lambda value: max(value, 0),
 }
-"""What other servers take for the nearest value that makes sense."""
+"""Values that other servers accept, too, are replaced by the nearest valid one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Generation:
     """Makes sequences for one request."""
 
     def __init__(self, context: Context, request: TextRequest, alternatives: int | None) -> None:
-        """`alternatives`: how many likeliest tokens are to be reported; None: no logprobs at all."""
+        """`alternatives`: number of likeliest tokens to report; None: no logprobs at all."""
         _check_limits(context, request)
         self._context, self._request, self._alternatives = context, request, alternatives
-        # The choices share a seed: their noise differs by their number. -1 asks for any, here as in vLLM and llama.cpp.
+        # The choices share a seed: their noise differs by their number. -1 means any seed, as in vLLM and llama.cpp.
         self.seed = secrets.randbits(53) if request.seed in (None, -1) else request.seed
         self.settings = _decode_settings(context, request.options)
 
     def room(self, prompt: list[int], asked: int | None, param: str) -> int:
-        """How many tokens may be written: what was asked for, or what the context has left."""
+        """Maximum number of tokens to write: what was requested, or what the context has room for."""
         left = self._context.model.max_length - len(prompt)
         if asked is not None and asked > left:
             message = f"{param} is {asked}, but behind the prompt's {len(prompt)} tokens there is room for {left}"
@@ -98,7 +98,7 @@ class Generation:
 
 
 def check_queue(context: Context, count: int, param: str) -> None:
-    """Refuse what would have to wait behind too many others."""
+    """Refuse a request if too many others are waiting."""
     most = context.settings.max_queue
     if count > most:
         message = f"the request asks for {count} answers at once, but {most} may wait here"

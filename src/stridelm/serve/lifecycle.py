@@ -1,9 +1,9 @@
-"""The server's life: it starts the engine, listens, drains when it is told to leave, and leaves.
+"""The server's life cycle: it starts the engine, listens, drains after a signal, and exits.
 
-signal         no new work is taken (503), /health says so; what is open goes on
-nothing open   the engine stops, the server leaves; exit status 0
+signal         new requests for work are refused (503), /health reports it; open requests continue
+nothing open   the engine stops and the server exits, with status 0
 grace is over  the same, and answers that are still open end with an error
-second signal  the process ends there and then
+second signal  the process exits at once
 """
 
 import asyncio
@@ -32,22 +32,22 @@ log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 10
 _SPARE_CONNECTIONS = 256
-"""That rest, or ask how the server is."""
-_FAREWELL_SECONDS = 5
-"""For the last bytes of answers to reach clients that read slowly."""
+"""For idle connections and status requests."""
+_FLUSH_SECONDS = 5
+"""Time for the last bytes of answers to reach clients that read slowly."""
 
 
 def make_context(
     model: LanguageModel, settings: ServeSettings, name: str, thread: EngineThread | None = None
 ) -> Context:
-    """`name`: the model's own, for where the settings give none; `thread`: where it was loaded."""
+    """`name`: the model's name if the settings give none; `thread`: the one in which it was loaded."""
     model.engine.scheduler.max_sequences = settings.max_sequences
     names = settings.served_model_name or (name,)
     return Context(model, Worker(model.engine, thread=thread), settings, Grammars(model, settings), names)
 
 
 def bind(settings: ServeSettings) -> socket.socket:
-    """The address to listen on, taken; nobody is heard there before the server listens."""
+    """A socket that is bound to the server's address. Clients cannot connect before the server listens on it."""
     try:
         found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
@@ -66,11 +66,11 @@ def _cannot_listen(settings: ServeSettings, error: OSError) -> InputError:
 
 
 class Server(uvicorn.Server):
-    """Runs an app and the engine behind it until it is told to leave. `should_exit` is never set: sse-starlette would
-    cut all streams as soon as it is."""
+    """Runs the app and its engine until it is told to exit. `should_exit` is never set: sse-starlette would then cut
+    off all streams at once."""
 
     def __init__(self, context: Context, on_ready: Callable[[str], None]) -> None:
-        """`on_ready` is told the server's address once it listens."""
+        """`on_ready` is called with the server's address once it listens."""
         app = create_app(context)
         self._context = context
         self._on_ready = on_ready
@@ -87,14 +87,14 @@ class Server(uvicorn.Server):
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                h11_max_incomplete_event_size=2 * HEADER_BYTES,  # so that most of what is too long is told so
+                h11_max_incomplete_event_size=2 * HEADER_BYTES,  # so that most headers that are too long get our error
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_FAREWELL_SECONDS,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
 
     def drain(self) -> None:
-        """Leave when what is open is finished. From any thread, and from signal handlers."""
+        """Exit when open requests are finished. May be called from any thread, and from signal handlers."""
         self._traffic.is_draining = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -105,9 +105,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except OSError as error:  # somebody else began to listen since the address was taken
+        except OSError as error:  # another process began to listen since the address was bound
             raise _cannot_listen(self._context.settings, error) from error
-        # What was loaded stays: a full garbage collection would walk it every time, which stops all threads for 300 ms.
+        # What was loaded stays: every full garbage collection would walk it, which stops all threads for 300 ms.
         gc.collect()
         gc.freeze()
         self._context.worker.start()
@@ -115,9 +115,9 @@ class Server(uvicorn.Server):
         self._on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or (self._traffic.is_draining and self._may_leave())
+        return await super().on_tick(counter) or (self._traffic.is_draining and self._may_exit())
 
-    def _may_leave(self) -> bool:
+    def _may_exit(self) -> bool:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._context.settings.grace
             log.info("draining: %d requests are under way", self._traffic.under_way)
@@ -128,4 +128,4 @@ class Server(uvicorn.Server):
             log.warning("%d requests are given up", self._traffic.under_way)
         await asyncio.to_thread(self._context.worker.stop)
         await super().shutdown(sockets)
-        gc.unfreeze()  # for programs that go on without the server
+        gc.unfreeze()  # for programs that continue without the server

@@ -1,4 +1,4 @@
-"""How likely tokens were, in the two forms that OpenAI has for it."""
+"""Log probabilities of tokens, in OpenAI's two formats."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,13 +8,13 @@ from typing import Any
 from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.types import Alternatives, Stride
 
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token, the logarithm of the model's own probability of it, and the likeliest tokens of its place."""
+    """A token, its log probability by the model itself, and the likeliest tokens at its position."""
 
     token: int
     logprob: float
@@ -24,7 +24,7 @@ class Scored:
 def scored(
     tokens: Iterable[int], confidence: tuple[float, ...], alternatives: tuple[Alternatives, ...], count: int
 ) -> Iterator[Scored]:
-    """`count`: how many of the alternatives are wanted."""
+    """`count`: number of alternatives to keep."""
     likeliest = alternatives or ((),) * len(confidence)
     for token, probability, others in zip(tokens, confidence, likeliest, strict=True):
         wanted = tuple((other, _log(its)) for other, its in others[:count])
@@ -36,7 +36,7 @@ def scored_stride(stride: Stride, count: int) -> list[Scored]:
 
 
 def _log(probability: float) -> float:
-    return max(math.log(probability), _LEAST) if probability > 0 else _LEAST
+    return max(math.log(probability), _MIN_LOGPROB) if probability > 0 else _MIN_LOGPROB
 
 
 def chat_form(places: Iterable[Scored], vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ class LegacyForm:
     columns: dict[str, list[Any]] = field(default_factory=lambda: _columns())
 
     def first(self, token: int) -> None:
-        """A token that nothing stands before: nobody could say how likely it was."""
+        """Add the first token of a text, which has no probability: nothing comes before it."""
         self._add(token, None, None)
 
     def add(self, places: Iterable[Scored]) -> None:
@@ -71,12 +71,12 @@ class LegacyForm:
             top = {self.vocabulary.text(place.token): place.logprob}
             for token, logprob in place.alternatives:
                 text = self.vocabulary.text(token)
-                # Halves of different characters read alike: the likeliest stands for all.
+                # Parts of different characters have the same text: only the likeliest is listed.
                 top[text] = max(logprob, top.get(text, logprob))
             self._add(place.token, place.logprob, top)
 
     def take(self) -> dict[str, list[Any]]:
-        """What was added since the last time."""
+        """The columns that were added since the last call."""
         taken, self.columns = self.columns, _columns()
         return taken
 

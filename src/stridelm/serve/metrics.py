@@ -1,8 +1,8 @@
 """What the engine does, as Prometheus metrics under vLLM's names, so that dashboards and benchmark tools read them.
 
-One departure: vLLM notes the whole time between two steps as one inter-token latency, however many tokens the step
-brought. Here the time is divided over the stride's tokens, so that the mean is what a token took. The tokens of the
-first stride count as its first: they have a time to first token and no latency between them.
+One difference: vLLM records the whole time between two steps as one inter-token latency, however many tokens the step
+added. Here the time is divided by the number of the stride's tokens, so that the mean is the time per token. All tokens
+of the first stride count as the first token: they have a time to first token and no latency between them.
 """
 
 import time
@@ -31,14 +31,14 @@ _WHOLE_REQUEST = (
 
 
 class Metrics:
-    """Watches a worker. Each server has a registry of its own, so that several may live in one process."""
+    """Observes a worker. Each server has a registry of its own, so that several can run in one process."""
 
     def __init__(self, worker: Worker, name: str) -> None:
         """`name`: the model's, in the label `model_name`."""
         self._registry = CollectorRegistry()
         self._labels = (name, "0")
         self._latest: dict[Sequence, float | None] = {}
-        """When the latest token came, of every sequence that has begun."""
+        """When the latest token came, for each sequence that has begun."""
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that have begun.")
         self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens written.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
@@ -105,7 +105,7 @@ class Metrics:
         self._generation_tokens.inc(len(stride.tokens))
         self._forwards.inc()
         self._own_forwards.inc(stride.is_own)
-        # Unverified decoders have no drafts: what their masks say is not accepted, it stands.
+        # Unverified decoders have no drafts: the tokens of their masks are kept without being verified.
         if stride.drafted:
             accepted = sum(source != "model" for source in stride.sources)
             self._drafts.inc()
@@ -122,7 +122,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """What is read off the engine when somebody asks, rather than noted as it happens."""
+    """Figures that are read from the engine on request, rather than recorded as they change."""
 
     def __init__(self, worker: Worker, labels: tuple[str, str]) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""From what a request says to the token ids that the model reads."""
+"""From a request to the token ids that the model reads."""
 
 import asyncio
 import inspect
@@ -23,10 +23,10 @@ from stridelm.serve.tools.forms import Call, ToolTalk, describe, tool_talk
 Turn = dict[str, Any]
 """A message as templates read it."""
 Variables = dict[str, Any]
-"""What a chat template is told besides, by name."""
-_DEEPEST_ARGUMENTS = 64
+"""Further variables of a chat template, by name."""
+_MAX_ARGUMENT_DEPTH = 64
 _LONG = 64 * 2**10
-"""Characters of a text that takes a tenth of a second or longer to encode."""
+"""Texts of more characters than this take a tenth of a second or longer to encode."""
 _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="stridelm-tokenizer")
 
 
@@ -36,7 +36,7 @@ class Prompts:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tokenizer: TextTokenizer = context.model.target.tokenizer
-        # The first call may change the tokenizer's settings, which is not for several threads at once.
+        # The first call may change the tokenizer's settings, so it must not come from several threads at once.
         self._beginning = _beginning(self._tokenizer)
         self._bound = TextBound(self._tokenizer, context.model.max_length)
         self._fill_in = FillIn.of(self._tokenizer)
@@ -58,7 +58,7 @@ class Prompts:
         adds_special: bool = False,
         variables: Variables | None = None,
     ) -> list[int]:
-        """A chat in the model's template. `functions` are those that the model is told of."""
+        """Encode a chat in the model's template. `functions`: those that are described to the model."""
         _check_ending(messages, opens_turn=opens_turn, continues=continues)
 
         def render() -> str:
@@ -74,7 +74,7 @@ class Prompts:
         return await self._encode(await asyncio.to_thread(render), adds_special=adds_special)
 
     def variables(self, given: Variables | None, effort: str | None = None) -> Variables:
-        """What a request tells the template besides the chat. `effort`: its `reasoning_effort`."""
+        """The template's variables that a request sets. `effort`: its `reasoning_effort`."""
         given = given or {}
         for name in given:
             if name in self._own_variables():
@@ -86,23 +86,24 @@ class Prompts:
         return given if effort is None else {**given, "reasoning_effort": effort}
 
     def ignored(self, given: Variables | None, effort: str | None) -> list[str]:
-        """Those of them that the template does not read."""
+        """Names of the variables in a request that the template does not read."""
         names = {name: f"chat_template_kwargs.{name}" for name in given or ()}
         names |= {} if effort is None else {"reasoning_effort": "reasoning_effort"}
         return [shown for name, shown in names.items() if name not in self._template]
 
     def _own_variables(self) -> set[str]:
-        """Names that the template knows from elsewhere, and that the tokenizer would take for settings."""
+        """Names that the template gets from elsewhere, or that the tokenizer would take as its own arguments."""
         settings = inspect.signature(self._tokenizer.apply_chat_template).parameters
         return {"messages", *settings, *getattr(self._tokenizer, "special_tokens_map", ())}
 
     async def text(self, prompt: str, param: str = "prompt", *, adds_special: bool = True) -> list[int]:
-        """A text as it stands."""
+        """Encode a text as it is."""
         self._check_length([prompt], param)
         return await self._encode(prompt, adds_special=adds_special)
 
     async def gap(self, prompt: str, suffix: str) -> tuple[list[int], slice]:
-        """A gap between two texts, for models that were taught to fill it, and where the first of them is in it."""
+        """A prompt for the gap between two texts, for models that were trained to fill it, and where in the prompt the
+        first text is."""
         if self._fill_in is None:
             raise ApiError(400, "suffix: this model was not taught to fill in, it has no tokens for it", param="suffix")
         before = await self.text(prompt, adds_special=False)
@@ -111,17 +112,18 @@ class Prompts:
         return [*self._beginning, *gap], slice(first, first + len(before))
 
     async def _encode(self, text: str, *, adds_special: bool) -> list[int]:
-        """Beside the event loop. Long texts take seconds: one after the other, so that short ones find a thread."""
+        """Runs off the event loop. Long texts take seconds: they are encoded one at a time, so that there are always
+        threads for short ones."""
         work = partial(self._tokenizer.encode, text, add_special_tokens=adds_special)
         return await asyncio.get_running_loop().run_in_executor(_LONG_TEXTS if len(text) > _LONG else None, work)
 
     def _check_length(self, texts: list[str], param: str) -> None:
-        """Texts that together cannot fit, whatever their tokens are, are not cut into them."""
+        """Refuse texts that together cannot fit, whatever their tokens are, before they are tokenized."""
         if characters := self._bound.excess(texts):
             raise too_long(param, f"{characters} characters", self._context.model.max_length)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
-        """Token ids that the model can read and still write something."""
+        """Check that the model knows these token ids and has room for an answer; returns them."""
         if not ids:
             raise ApiError(400, f"{param}: it is empty, it has no tokens", param=param)
         most = self._context.model.max_length
@@ -152,7 +154,7 @@ class Prompts:
             raise ApiError(
                 400, f"the model's chat template does not take these messages: {error}", param="messages"
             ) from error
-        # A template is a program of the model's: what it refuses it may tell by raising anything.
+        # A template is a program that comes with the model: it may raise anything to refuse messages.
         except Exception as error:
             raise ApiError(400, "the model's chat template does not take these messages", param="messages") from error
 
@@ -180,7 +182,7 @@ class Prompts:
             return [_turn(message, called) for message in messages]
         turns: list[Turn] = []
         for message in messages:
-            turn = self._spelt_out(message, called)
+            turn = self._without_tools(message, called)
             if isinstance(message, ToolMessage) and turns and turns[-1].get("answers"):
                 turns[-1]["content"] += "\n" + turn["content"]
             else:
@@ -189,8 +191,8 @@ class Prompts:
             {name: value for name, value in turn.items() if name not in ("answers", "tool_calls")} for turn in turns
         ]
 
-    def _spelt_out(self, message: AnyMessage, called: dict[str, str]) -> Turn:
-        """A message for a template that knows nothing of tools: calls are text, what they gave a user's turn."""
+    def _without_tools(self, message: AnyMessage, called: dict[str, str]) -> Turn:
+        """A message for a template that does not accept tools: calls become text, and their results a user's turn."""
         turn = _turn(message, called)
         if isinstance(message, ToolMessage):
             answer = orjson.dumps({"name": turn["name"], "content": turn["content"]}).decode()
@@ -213,7 +215,7 @@ def _check_ending(messages: list[AnyMessage], *, opens_turn: bool, continues: bo
 
 
 def _turn(message: AnyMessage, called: dict[str, str]) -> Turn:
-    """A message as templates read it: content is text, arguments are objects. `called`: functions by the call's id."""
+    """A message as templates read it: content is text, arguments are objects. `called`: functions by call id."""
     role = "system" if message.role == "developer" else message.role
     turn: Turn = {"role": role, "content": text_of(message.content)}
     if message.name is not None:
@@ -240,8 +242,8 @@ def text_of(content: Content | Said | None) -> str:
 
 
 def _texts(message: AnyMessage) -> list[str]:
-    """What every template shows of a message. The ends may be stripped; of what the assistant said templates leave out
-    thoughts, so that only its calls are sure."""
+    """The texts of a message that every template includes. White space at the ends may be stripped; of the assistant's
+    messages, templates may leave out reasoning, so that only calls are certain."""
     if isinstance(message, AssistantMessage):
         return [call.function.arguments for call in message.tool_calls or ()]
     content = message.content
@@ -249,14 +251,14 @@ def _texts(message: AnyMessage) -> list[str]:
 
 
 def _call(call: ToolCall) -> Turn:
-    """Arguments that a model wrote wrongly, or had no room to finish, are shown to it as they are."""
+    """A call as templates read it. Arguments that are not valid JSON, or were cut off, are passed on as they are."""
     written = call.function.arguments
     try:
         arguments = orjson.loads(written) if written.strip() else {}
     except orjson.JSONDecodeError:
         arguments = written
-    if depth(arguments) > _DEEPEST_ARGUMENTS:
-        message = f"messages: the arguments of {call.id} may be {_DEEPEST_ARGUMENTS} deep at most"
+    if depth(arguments) > _MAX_ARGUMENT_DEPTH:
+        message = f"messages: the arguments of {call.id} may be {_MAX_ARGUMENT_DEPTH} deep at most"
         raise ApiError(400, message, param="messages")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
@@ -268,7 +270,7 @@ def _called(messages: list[AnyMessage]) -> dict[str, str]:
 
 
 def _beginning(tokenizer: TextTokenizer) -> list[int]:
-    """What the tokenizer puts in front of every text."""
+    """The tokens that the tokenizer puts before every text."""
     whole, plain = tokenizer.encode("hello"), tokenizer.encode("hello", add_special_tokens=False)
     places = range(len(whole) - len(plain) + 1)
     return next((whole[:at] for at in places if whole[at : at + len(plain)] == plain), [])
@@ -282,7 +284,7 @@ def _shown(function: Function) -> Turn:
 
 
 def _with_system(turns: list[Turn], text: str) -> list[Turn]:
-    """The chat with something added to what the system says."""
+    """The chat with a text added to its system message."""
     if turns[0]["role"] == "system":
         return [{"role": "system", "content": f"{turns[0]['content']}\n\n{text}"}, *turns[1:]]
     return [{"role": "system", "content": text}, *turns]

@@ -1,4 +1,4 @@
-"""Several answers at once, read as they come, for as long as someone is there to read them."""
+"""Reads several answers at once, as they come, for as long as the client is connected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -16,12 +16,12 @@ _CLIENT_LEFT = 499
 
 
 class StrideStreams:
-    """The open answers to one request. `close` them, whatever happens."""
+    """The open answers to one request. They must be closed, whatever happens."""
 
     def __init__(self, worker: Worker, sequences: list[Sequence]) -> None:
         self._answers: list[StrideStream] = []
         self._reading: dict[asyncio.Future[Stride], int] = {}
-        """Who waits for the next stride, with the number of the answer."""
+        """Tasks that wait for the next stride of an answer, with the answer's number."""
         try:
             for sequence in sequences:
                 self._answers.append(StrideStream(worker, sequence))
@@ -36,14 +36,14 @@ class StrideStreams:
             answer.close()
 
     def end(self, index: int) -> None:
-        """Read no more of one answer: what it has said is enough."""
+        """Stop reading one answer: no more of it is needed."""
         self._answers[index].close()
         for task in [task for task, number in self._reading.items() if number == index]:
             task.cancel()
             del self._reading[task]
 
     async def strides(self) -> AsyncIterator[tuple[int, Stride]]:
-        """Each stride with the number of its answer. Raises what any of them failed with."""
+        """Each stride with the number of its answer. Raises the error that any of them failed with."""
         for index in range(len(self._answers)):
             self._read_on(index)
         while self._reading:
@@ -56,13 +56,13 @@ class StrideStreams:
 
     def _read_on(self, index: int) -> None:
         task = asyncio.ensure_future(self._answers[index].__anext__())
-        # Several may fail at once; the first is told, the others are not worth a warning.
+        # Several may fail at once: the first error is raised, the others are not worth a warning.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._reading[task] = index
 
 
 async def unless_left(request: Request, work: Awaitable[T]) -> T:
-    """What the work gives, unless the client leaves first."""
+    """The result of `work`; raises an ApiError if the client disconnects first."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_left(request))
     try:
@@ -76,6 +76,6 @@ async def unless_left(request: Request, work: Awaitable[T]) -> T:
 
 
 async def _left(request: Request) -> None:
-    # The body was read: what can still come is the news that nobody listens.
+    # The body was read: the only message that can still come is the disconnect.
     while (await request.receive())["type"] != "http.disconnect":
         pass

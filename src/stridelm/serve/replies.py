@@ -1,4 +1,4 @@
-"""What replies hold besides the text: names, usage, how decoding went."""
+"""What replies contain besides the text: ids, usage and figures on decoding."""
 
 import secrets
 import time
@@ -15,7 +15,7 @@ from stridelm.types import PREDICTION, Sequence, Stride
 
 
 class Report:
-    """Counts over all answers to a request, and what a reply says of them."""
+    """Counts over all answers to a request, and the fields of a reply that report them."""
 
     def __init__(
         self,
@@ -27,19 +27,19 @@ class Report:
         ignored: Items[str] = (),
         is_scored: bool = False,
     ) -> None:
-        """`sequences`: the answers, those to one prompt one behind the other; `ignored`: what was ignored besides what
-        the request itself tells; `is_scored`: the prompts were read for this very request before."""
+        """`sequences`: the answers, grouped by prompt; `ignored`: fields that were ignored besides `request.ignored`;
+        `is_scored`: whether the prompts were already read for this request, to score them."""
         self._context, self._request, self._plan = context, request, plan
         self._ignored = [*request.ignored, *ignored]
         self._is_scored = is_scored
         self._firsts = [sequence for sequence in sequences if sequence.choice == 0]
-        """One to each prompt."""
+        """The first answer to each prompt."""
         self._predicted = self._accepted_predictions = 0
         self._drafted = self._own_forwards = self._answers = 0
         self._lengths: list[int] = []
-        """Tokens of every forward pass, in the order in which they came."""
+        """Number of tokens of each forward pass, in order."""
         self._steps: Counter[int] = Counter()
-        """How many of the passes that verified drafts accepted so many."""
+        """Number of accepted drafts -> number of passes that accepted that many, of those that verified drafts."""
 
     def add(self, stride: Stride) -> None:
         self._lengths.append(len(stride.tokens))
@@ -52,12 +52,13 @@ class Report:
             self._steps[sum(source != "model" for source in stride.sources)] += 1
 
     def whole(self, trace: list[Forward]) -> dict[str, Any]:
-        """What a reply says besides its choices. `trace`: of every forward, if that was asked for."""
+        """The fields of a reply besides its choices. `trace`: of every forward pass, if requested."""
         stride = self._stride() | ({"trace": trace} if self._request.options.trace else {})
         return {"usage": self.usage(), "metrics": self._metrics(), "stride": stride}
 
     def chunk(self, trace: list[Forward], *, is_last: bool) -> dict[str, Any]:
-        """What a chunk says besides its choice. `trace`: of its own forward; `is_last`: no choice is unfinished."""
+        """The fields of a chunk besides its choice. `trace`: of its own forward pass; `is_last`: all choices are
+        finished."""
         said: dict[str, Any] = {"usage": None} if self._request.includes_usage else {}
         if self._request.counts_on:
             said["usage"] = self.usage()
@@ -80,8 +81,8 @@ class Report:
         }
 
     def _metrics(self) -> dict[str, Any]:
-        """In vLLM's form: the histogram's entry j counts the passes that accepted j drafts, the token that the model
-        adds is part of the mean length only. Without such passes there is nothing to take the mean of."""
+        """In vLLM's format: the histogram's entry j counts the passes that accepted j drafts; the token that the model
+        adds is part of the mean length only. If no pass verified drafts, there is no mean."""
         steps = self._steps.total()
         accepted = sum(count * times for count, times in self._steps.items())
         most = max(self._steps, default=-1)
@@ -97,7 +98,7 @@ class Report:
         }
 
     def _stride(self) -> dict[str, Any]:
-        """Asked when all answers are whole."""
+        """The reply's field `stride`. Called when all answers are complete."""
         forwards, own, backend = len(self._lengths), self._own_forwards, self._context.model.engine.forward.backend
         return {
             "exact": self._plan.is_exact,

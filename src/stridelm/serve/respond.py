@@ -1,4 +1,4 @@
-"""One reply, whole or in chunks, from answers in the making. Whatever happens, the answers are closed."""
+"""One reply, whole or in chunks, from answers that are being written. Whatever happens, the answers are closed."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ Reply = dict[str, Any]
 
 
 class Writer(Protocol):
-    """Makes a reply of strides."""
+    """Turns strides into a reply."""
 
     async def whole(self, strides: Strides) -> Reply: ...
 
@@ -34,7 +34,7 @@ async def respond(
             reply = await unless_left(request, writer.whole(answers.strides()))
             return JsonReply(await asyncio.to_thread(dumps, reply))
         chunks = writer.chunks(answers.strides())
-        # What fails before anything is written still has a status of its own.
+        # A failure before the first chunk can still be reported by its HTTP status.
         first = await unless_left(request, anext(chunks))
     except BaseException:
         answers.close()

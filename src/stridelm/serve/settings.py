@@ -1,4 +1,4 @@
-"""What an operator of the server chooses; the command line derives from it."""
+"""The server's settings; the options of the command line derive from them."""
 
 import re
 from dataclasses import dataclass, field
@@ -10,46 +10,46 @@ _SPARE = 256
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Where the server listens, and what it lets through."""
+    """Where the server listens, and its limits."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; other machines reach 0.0.0.0, which wants an --api-key."""
+    """The address to listen on; 0.0.0.0 can be reached from other machines, and should have an --api-key."""
     port: int = 8000
-    """0 takes a free one and says which."""
+    """The port to listen on; 0 takes a free one and prints it."""
     api_key: str | None = field(default=None, metadata={"environment": "STRIDELM_API_KEY"})
-    """Asked of every request but for /health and the playground's page, as `Authorization: Bearer KEY`. Better given as
-    STRIDELM_API_KEY: a command line can be read by others."""
+    """Required of every request except for /health and the playground's page, as `Authorization: Bearer KEY`. Better
+    set as STRIDELM_API_KEY: other users of the machine can read command lines."""
     served_model_name: tuple[str, ...] = ()
-    """The model's name in requests and replies; with several, requests may use any, and metrics the first. Default: as
-    it was loaded, without the folders it lies in."""
+    """The model's name in requests and replies; with several, requests may use any, and metrics use the first. Default:
+    the name it was loaded by, without its folder."""
     any_model_name: bool = False
-    """Take requests for models of other names, too, as if they asked for this one."""
+    """Accept requests for models of other names, too, as if they asked for this one."""
     cors_origin: tuple[str, ...] = ()
-    """A site, as in https://example.org, whose pages may use this server from a browser; '*' lets all of them."""
+    """A site, as in https://example.org, whose pages may use this server from a browser; '*' allows all sites."""
     max_queue: int = 256
-    """Requests that may wait for their first step; more get 429."""
+    """Maximum number of requests that wait for their first step; further ones get 429."""
     max_sequences: int = 64
-    """Answers written at the same time."""
+    """Maximum number of answers written at the same time."""
     grace: float = 30.0
     """Seconds that open answers have to finish after SIGTERM."""
     max_body: int = 4 * 2**20
-    """The most bytes of a request; more get 413."""
+    """Maximum size of a request's body in bytes; larger ones get 413."""
     max_n: int = 16
-    """The most answers to one request."""
+    """Maximum number of answers to one request."""
     max_stop: int = 16
-    """The most stop strings of a request, of 256 characters each."""
+    """Maximum number of stop strings per request, of at most 256 characters each."""
     max_schema: int = 64 * 2**10
-    """The most bytes of a JSON schema, all tools of a request together."""
+    """Maximum size of a JSON schema in bytes; those of all tools of a request count together."""
     max_schema_depth: int = 32
-    """How deep a JSON schema may nest."""
+    """Maximum nesting depth of a JSON schema."""
     grammar_seconds: float = 5.0
-    """The longest that a schema may take to compile."""
+    """Maximum number of seconds that a schema may take to compile."""
     send_seconds: float = 30.0
-    """A client that reads nothing of its reply for so long is cut off."""
+    """A client that reads nothing of its reply for this many seconds is disconnected."""
 
     @property
     def most_requests(self) -> int:
-        """At the same time: those that answers are written for, those that wait, and some that are being refused."""
+        """Maximum number of open requests: running ones, waiting ones, and some that are being refused."""
         return self.max_queue + self.max_sequences + _SPARE
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What an operator, or a machine that watches for one, asks the server: how it is, what it serves, what it did."""
+"""Status routes for operators and monitoring: the server's health, its version, its models and its metrics."""
 
 import time
 from typing import Any
@@ -63,7 +63,7 @@ def _card(context: Context, name: str) -> dict[str, Any]:
 
 
 def decoders(model: LanguageModel) -> list[str]:
-    """Those that the loaded model has all parts for."""
+    """The decoders that the loaded model has all parts for."""
     found: list[str] = []
     for name in DECODERS:
         try:

@@ -1,4 +1,4 @@
-"""One answer in the making, between the engine's thread and a coroutine that reads it."""
+"""One answer that is being written, between the engine's thread and a coroutine that reads it."""
 
 import asyncio
 from collections import deque
@@ -7,16 +7,16 @@ from stridelm.engine.worker import Event, Worker
 from stridelm.types import Sequence, Stride
 
 _HOLD_AT, _RESUME_BELOW = 64, 16
-"""Strides that wait for their reader."""
+"""Numbers of unread strides."""
 
 
 class StrideStream:
-    """An async iterator over the strides of one sequence, which it submits. `close` it, read to its end or not."""
+    """Submits a sequence; an async iterator over its strides. It must be closed, whether read to its end or not."""
 
     def __init__(
         self, worker: Worker, sequence: Sequence, *, hold_at: int = _HOLD_AT, resume_below: int = _RESUME_BELOW
     ) -> None:
-        """The sequence is held when `hold_at` strides wait for their reader, and goes on below `resume_below`."""
+        """The sequence is held when `hold_at` strides are unread, and resumes below `resume_below`."""
         self.sequence = sequence
         self._worker = worker
         self._hold_at, self._resume_below = hold_at, resume_below
@@ -31,7 +31,7 @@ class StrideStream:
         return self
 
     async def __anext__(self) -> Stride:
-        """The next stride. Raises what the sequence failed with."""
+        """The next stride. Raises the error that the sequence failed with."""
         while not self._events:
             if self._is_over:
                 raise StopAsyncIteration
@@ -47,7 +47,7 @@ class StrideStream:
         return event
 
     def close(self) -> None:
-        """Give the answer up, if it is not read to its end. Never waits."""
+        """Cancel the answer, if it was not read to its end. Never waits."""
         if not self._is_over:
             self._is_over = True
             self._worker.cancel(self.sequence)

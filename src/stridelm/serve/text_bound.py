@@ -1,7 +1,7 @@
-"""Tells texts that cannot fit by their characters: cutting megabytes into tokens takes seconds.
+"""Finds texts that cannot fit by their number of characters: tokenizing megabytes takes seconds.
 
-The bound holds for tokenizers that make tokens of all characters: BPE over bytes, or with a token for every byte. Some
-of these drop whitespace, which does not count then. Others drop or merge whatever they do not know: they have no bound.
+The bound holds for tokenizers that encode every character: BPE over bytes, or with a token for every byte. If they drop
+whitespace, it does not count. Other tokenizers drop or merge what they do not know: for them there is no bound.
 """
 
 import json
@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from stridelm.models.tokenizer import TextTokenizer
 
 _COMPOSED = 4
-"""Characters that a normalizer makes one of, at most."""
+"""Maximum number of characters that a normalizer composes into one."""
 _KEEP_ALL = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 """Normalizers and pre-tokenizers that drop nothing."""
 _DROP_SPACES = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
@@ -21,33 +21,33 @@ _SPACES = "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 class TextBound:
-    """For one tokenizer and a maximum number of tokens."""
+    """The bound for one tokenizer and a maximum number of tokens."""
 
     def __init__(self, tokenizer: TextTokenizer, max_tokens: int) -> None:
-        self._most: int | None = None
+        self._max_characters: int | None = None
         self._drops_spaces = False
         backend = getattr(tokenizer, "backend_tokenizer", None)
         steps = [] if backend is None else [*_steps(backend.normalizer), *_steps(backend.pre_tokenizer)]
         vocabulary = tokenizer.get_vocab()
         if backend is not None and _knows_all_bytes(backend.model, steps, vocabulary) and all(map(_keeps_text, steps)):
             composed = 1 if backend.normalizer is None else _COMPOSED
-            self._most = max_tokens * composed * max(map(len, vocabulary))
+            self._max_characters = max_tokens * composed * max(map(len, vocabulary))
             strips = any(token.lstrip or token.rstrip for token in tokenizer.added_tokens_decoder.values())
             self._drops_spaces = strips or any(step["type"] in _DROP_SPACES for step in steps)
 
     def excess(self, texts: Iterable[str]) -> int:
-        """The characters of all texts together, if they are too many; else 0."""
+        """Number of characters of all texts together, if there are too many; else 0."""
         texts = list(texts)
         characters = sum(map(len, texts))
-        if self._most is None or characters <= self._most:
+        if self._max_characters is None or characters <= self._max_characters:
             return 0
         if self._drops_spaces:
             characters -= sum(text.count(space) for text in texts for space in _SPACES)
-        return characters if characters > self._most else 0
+        return characters if characters > self._max_characters else 0
 
 
 def _steps(part: Any) -> list[dict[str, Any]]:
-    """What a normalizer or pre-tokenizer does, step by step."""
+    """The steps of a normalizer or pre-tokenizer."""
     return [] if part is None else _flat(json.loads(part.__getstate__()))
 
 

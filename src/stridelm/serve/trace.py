@@ -1,4 +1,4 @@
-"""What a forward pass ran for an answer and what came of it, to look at."""
+"""A trace of forward passes, for display: what each ran for an answer, and the result."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.types import Block, RowKind, Stride
 
 ALTERNATIVES = 8
-"""Likeliest tokens that are named at each emitted one, where the host ran the step."""
+"""Number of likeliest tokens reported for each emitted one, if the host ran the step."""
 Forward = dict[str, Any]
-"""What one forward pass ran, as a reply tells it."""
+"""What one forward pass ran, in the format of replies."""
 
 
 def traced(stride: Stride, choice: int, vocabulary: Vocabulary) -> Forward:
-    """One forward pass. Rows are numbered as they stand; a parent of -1 is the text that was read before. A step that
-    the backend ran by itself does not say how likely it held its drafts, nor what else might have been said."""
+    """One forward pass. Rows are numbered in order; a parent of -1 is the text before them. A step that the backend ran
+    by itself reports neither the probabilities of its drafts nor alternatives to the emitted tokens."""
     assert stride.trace is not None
     block, kept = stride.trace.block, set(stride.trace.kept)
     drafts = range(block.pending, block.pending + len(block.tree))

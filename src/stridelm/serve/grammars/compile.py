@@ -1,7 +1,7 @@
 """Structured output: JSON schemas and Lark grammars become matchers (llguidance) that say which tokens may follow.
 
-Compiling happens in threads of its own, off the event loop and under a time limit; llguidance's own limits end what
-goes on behind it. A matcher belongs to one answer and is used in the engine's thread alone.
+Grammars are compiled in separate threads, off the event loop and with a time limit; a compilation that exceeds it goes
+on until llguidance's own limits end it. A matcher belongs to one answer and is used in the engine's thread only.
 """
 
 import asyncio
@@ -23,28 +23,28 @@ from stridelm.serve.grammars.matcher import Compiled, Matcher, Vocabulary
 from stridelm.serve.settings import ServeSettings
 
 Start = Callable[[], Grammar]
-"""Gives the grammar of one answer, at its beginning."""
+"""Creates the grammar of one answer, in its initial state."""
 
 WHITE_SPACE = r"( |\n {0,16})"
-"""Between the parts of a JSON text: nothing, a space, or a new line and its indentation. Were any amount allowed, small
-models would write nothing else for ever."""
+"""Between the parts of a JSON text: nothing, a space, or a new line and its indentation. If any amount were allowed,
+small models would write white space forever."""
 SPACING: "JsonCompileOptions" = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""The library's own: a mask takes 20 ms at most, and a lexer a few MB."""
+"""llguidance's own limits: a mask takes at most 20 ms, and a lexer at most a few MB."""
 _KEPT = 64
-"""Compiled grammars that are kept for the next request."""
+"""Number of compiled grammars that are kept for later requests."""
 _THREADS = 2
-_LONGEST_MESSAGE = 300
+_MAX_MESSAGE = 300
 
 
 class Grammars:
-    """Compiles what requests ask for, each once as long as it is asked for often enough."""
+    """Compiles grammars for requests, and keeps those that were used most recently."""
 
     def __init__(self, model: LanguageModel, settings: ServeSettings) -> None:
         self._seconds = settings.grammar_seconds
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="stridelm-grammar")
         self._compiled: dict[str, Compiled] = {}
-        """By the grammar in llguidance's words; those that were asked for last come last."""
+        """By the grammar in llguidance's notation; the most recently used come last."""
         self._vocabulary: Vocabulary | None = None
         self._refusal = ""
         try:
@@ -53,7 +53,7 @@ class Grammars:
             self._refusal = f"structured output is not supported for this model: {_shown(str(error))}"
 
     async def json_schema(self, schema: dict[str, Any]) -> Start:
-        """JSON that keeps to a schema. Properties come in the order in which the schema names them."""
+        """A grammar for JSON that matches a schema. Properties come in the order in which the schema names them."""
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema, allow_nan=False), overrides=SPACING)
         except (ValueError, TypeError, RecursionError) as error:
@@ -61,11 +61,11 @@ class Grammars:
         return await self._start(grammar, "schema")
 
     async def lark(self, text: str) -> Start:
-        """Text that keeps to a grammar in llguidance's kind of Lark."""
+        """A grammar in llguidance's variant of Lark."""
         return await self._start(LLMatcher.grammar_from_lark(text), "grammar")
 
     def close(self) -> None:
-        """Take no more. What is being compiled ends by itself."""
+        """Accept no more grammars. Compilations that are running end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _start(self, grammar: str, noun: str) -> Start:
@@ -85,7 +85,7 @@ class Grammars:
         try:
             compiled, message = await asyncio.wait_for(asyncio.wrap_future(future), self._seconds)
         except TimeoutError:
-            if future.cancelled():  # it was never begun
+            if future.cancelled():  # it never started
                 message = f"too many others are being compiled to get to this {noun}: come again"
                 raise ApiError(503, message, retry_after=5) from None
             raise ApiError(400, f"the {noun} takes longer than {self._seconds:g} s to compile: simplify it") from None
@@ -95,7 +95,7 @@ class Grammars:
 
 
 def _compile(vocabulary: Vocabulary, grammar: str) -> tuple[Compiled, str]:
-    """A grammar, and what is wrong with it. Some of that shows only when a matcher is first asked."""
+    """A compiled grammar, and its error message or "". Some errors show only when a matcher is first used."""
     compiled = Compiled(LLMatcher(vocabulary.tokenizer, grammar, limits=_LIMITS, log_level=0), vocabulary)
     message = compiled.beginning.get_error()
     if not message and not Matcher(compiled).allowed(()).any():
@@ -104,9 +104,9 @@ def _compile(vocabulary: Vocabulary, grammar: str) -> tuple[Compiled, str]:
 
 
 def _shown(message: str) -> str:
-    """An error message's first line and its reason, which a picture of the place may stand between, without paths and
-    addresses."""
+    """An error message's first line and its reason, without paths and URLs. A drawing of the location between the two
+    is left out."""
     first, *others = message.strip().split("\n")
     reasons = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
     line = re.sub(r"\S*://\S*|(?<![\w#])(/[\w.$-]+){2,}", "...", " ".join([first, *reasons[:1]]))
-    return line if len(line) <= _LONGEST_MESSAGE else line[:_LONGEST_MESSAGE] + "..."
+    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."

@@ -1,4 +1,4 @@
-"""JSON schemas as requests mean them, before they are made grammars."""
+"""JSON schemas as clients mean them, before they are compiled to grammars."""
 
 from typing import Any
 from urllib.parse import unquote
@@ -7,42 +7,42 @@ from stridelm.serve.errors import ApiError
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]
-"""A place in a schema, as the parts of a JSON pointer."""
+"""A location in a schema, as the parts of a JSON pointer."""
 
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
-"""Those that the grammar knows. The standard has others be annotations."""
+"""The formats that the grammar supports. By the standard, others are annotations only."""
 _COMBINING = {"allOf", "anyOf", "oneOf"}
 _CONDITIONS = {"not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
-"""Keywords whose schemas test a value, or hold only for some: they never say all of it."""
+"""Keywords whose schemas test a value, or apply only to some values: they never describe a value completely."""
 _PARTS = _COMBINING | _CONDITIONS | {"$ref"}
-"""Keywords by which other schemas speak of the same value."""
+"""Keywords by which other schemas describe the same value."""
 _NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 """Keywords that hold schemas by name."""
 _INSIDE = {
     *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "propertyNames"),
     *("items", "prefixItems", "additionalItems", "unevaluatedItems"),
 }
-"""Keywords that speak of what an object or a list holds."""
-_SPEAKING = _PARTS | _INSIDE | {"required"}
+"""Keywords that describe the contents of an object or a list."""
+_DESCRIBING = _PARTS | _INSIDE | {"required"}
 _ADDING = _PARTS | {"patternProperties", "unevaluatedProperties"}
-"""Keywords by which an object may have properties that are not named beside them."""
+"""Keywords by which an object may have properties besides those named in `properties`."""
 _VALUES = {"const", "enum", "default", "example", "examples"}
 """Keywords that hold values, which may look like schemas."""
 _PASSES = 8
 
 
 def meant(schema: Schema, *, closes: bool = True) -> Schema:
-    """An object has the properties that its schema names and no others, unless the schema says otherwise: clients mean
-    it so, also where they do not say, and a model that may go on naming properties does. `oneOf` is any of them: the
-    grammar cannot count. The schema must not nest deep. `closes`: False leaves objects as open as the standard has
-    them."""
+    """The schema, rewritten: an object has the properties that its schema names and no others, unless the schema says
+    otherwise. Clients mean this even if they do not say so, and a model that may go on adding properties does. `oneOf`
+    is treated as any of its schemas, since the grammar cannot count matches. The schema must not be nested deeply.
+    `closes`: False leaves objects as open as they are by the standard."""
     opened: set[Path] = set()
     for _ in range(_PASSES if closes else 0):
         reading = _Reading(opened)
         made = reading.schema(schema, (), closes=True)
         if reading.added_to <= opened:
             return made
-        opened |= reading.added_to  # and what these refer to may have to be open, too
+        opened |= reading.added_to  # schemas that these refer to may have to be open, too
     return _Reading(None).schema(schema, (), closes=False)
 
 
@@ -50,13 +50,13 @@ class _Reading:
     """One pass over a schema."""
 
     def __init__(self, opened: set[Path] | None) -> None:
-        """`opened`: places of schemas that are only a part of an object somewhere; None: all are."""
+        """`opened`: locations of schemas that somewhere describe only a part of an object; None: all do."""
         self._opened = opened
         self.added_to: set[Path] = set()
-        """Places that were referred to where others may name more properties."""
+        """Locations that are referred to from a place where other schemas may name more properties."""
 
     def schema(self, schema: Schema, path: Path, *, closes: bool) -> Schema:
-        """`closes`: False where other schemas may name more properties."""
+        """`closes`: False if other schemas may name more properties."""
         if "x-guidance" in schema:
             raise ApiError(400, "the schema cannot be used: x-guidance is not supported")
         closes = closes and self._opened is not None and path not in self._opened
@@ -77,7 +77,7 @@ class _Reading:
             is_whole = closes and _is_alone(schema, name) and (name != "allOf" or _is_one(held))
         elif name in _INSIDE:
             is_whole = closes and not _is_refined(schema)
-        else:  # definitions are whole wherever they stand, also under names that only references know
+        else:  # definitions are complete, wherever they are, also under keywords that only references use
             is_whole = name not in _CONDITIONS
         if isinstance(held, list):
             return [self._inside(each, (*path, str(number)), is_whole) for number, each in enumerate(held)]
@@ -90,8 +90,8 @@ class _Reading:
 
 
 def _is_alone(schema: Schema, name: str) -> bool:
-    """Whether nothing beside this keyword speaks of the same value."""
-    return not schema.keys() & _SPEAKING - {name}
+    """Whether no other keyword of the schema describes the same value."""
+    return not schema.keys() & _DESCRIBING - {name}
 
 
 def _is_one(held: object) -> bool:
@@ -99,9 +99,9 @@ def _is_one(held: object) -> bool:
 
 
 def _is_refined(schema: Schema) -> bool:
-    """Whether other schemas may say more of what an object holds: those that only require properties do not."""
+    """Whether other schemas may describe more of an object's contents: those that only require properties do not."""
     parts = [part for name in schema.keys() & _COMBINING for part in _listed(schema[name])]
-    is_required_only = all(isinstance(part, dict) and not part.keys() & _SPEAKING - {"required"} for part in parts)
+    is_required_only = all(isinstance(part, dict) and not part.keys() & _DESCRIBING - {"required"} for part in parts)
     return not is_required_only or bool(schema.keys() & _PARTS - _COMBINING)
 
 
@@ -110,7 +110,7 @@ def _listed(held: object) -> list[object]:
 
 
 def _is_complete(schema: Schema) -> bool:
-    """Whether it names all properties of an object: nothing else in it may name more."""
+    """Whether the schema names all properties of an object, and nothing else in it may name more."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False
@@ -118,6 +118,6 @@ def _is_complete(schema: Schema) -> bool:
 
 
 def _place(reference: str) -> Path:
-    """What a reference within the schema points to; others, by address or anchor, are not followed by the grammar."""
+    """The location that a reference within the schema points to; the grammar follows no others (URLs, anchors)."""
     pointer = unquote(reference.removeprefix("#"))
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])

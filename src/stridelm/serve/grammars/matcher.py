@@ -1,6 +1,6 @@
-"""A grammar's place in one answer: which tokens may follow, by a matcher that goes back when drafts are rejected.
+"""A grammar's state in one answer: which tokens may follow, by a matcher that rolls back when drafts are rejected.
 
-Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its own have a word more at times. Shape
+Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its own are sometimes a word longer. Shape
 letters: V vocabulary, M bytes of a mask.
 """
 
@@ -16,7 +16,7 @@ from stridelm.models.tokenizer import TextTokenizer
 from stridelm.verify import agreement
 
 _KEPT = 64
-"""Masks that are kept: in a step the drafters ask for a path's mask, and then the target does."""
+"""Number of masks that are kept: in a step, first the drafters ask for a path's mask, and then the target does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class Vocabulary:
 
     tokenizer: LLTokenizer
     size: int
-    """How many tokens the model scores: they may be fewer or more than the tokenizer has."""
+    """Number of tokens that the model scores; it may be smaller or larger than the tokenizer's."""
     eos_ids: frozenset[int]
     text_M: np.ndarray
-    """The tokens that stand for text: neither special ones nor those that the tokenizer does not know."""
+    """The tokens that represent text: neither special ones nor those that the tokenizer does not know."""
     eos_M: np.ndarray
 
     @classmethod
     def of(cls, target: Target) -> "Vocabulary":
-        """Raises a ValueError for what llguidance cannot use."""
+        """Raises a ValueError for tokenizers that llguidance cannot use."""
         eos_ids, size = target.eos_ids, target.vocabulary
         known = len(target.tokenizer)
         ends = sorted(token for token in eos_ids if token < known)
@@ -54,26 +54,27 @@ class Vocabulary:
 
 @dataclass(slots=True)
 class Compiled:
-    """A grammar that many answers may keep to."""
+    """A compiled grammar, which many answers may share."""
 
     beginning: LLMatcher
-    """A matcher that has read nothing. It is only copied; what its lexer finds out, the copies share."""
+    """A matcher that has consumed nothing. It is only copied; the copies share what its lexer has computed."""
     vocabulary: Vocabulary
     is_spent: bool = False
-    """A matcher of it met a limit of llguidance's, and may have used up what they share."""
+    """Whether one of its matchers reached a limit of llguidance, and may have used up what they share."""
 
 
 class Matcher:
-    """Keeps `contracts.Grammar`. Stands behind some tokens of the answer, and moves to where it is asked for.
+    """Implements `contracts.Grammar`. Has consumed some tokens of the answer, and moves to the path that is asked for.
 
-    llguidance's matcher reads the text alone: the ends are ours, so that they may stand exactly where the text may end.
+    llguidance's matcher reads only the text. End-of-text tokens are handled here, so that they are allowed exactly
+    where the text may end.
     """
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled, self._vocabulary = compiled, compiled.vocabulary
         self._matcher = compiled.beginning.deep_copy()
         self._read: tuple[int, ...] = ()
-        """The tokens that the matcher stands behind."""
+        """The tokens that the matcher has consumed."""
         self._masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def allowed(self, written: Items[int]) -> np.ndarray:
@@ -86,7 +87,7 @@ class Matcher:
         return allowed_V.view(bool)
 
     def accepts(self, written: Items[int], tokens: Items[int]) -> int:
-        if not self._stand_behind(tuple(written)):
+        if not self._move_to(tuple(written)):
             return 0
         vocabulary = self._vocabulary
         length = next((at for at, token in enumerate(tokens) if not vocabulary.is_text(token)), len(tokens))
@@ -100,7 +101,7 @@ class Matcher:
     def _mask(self, path: tuple[int, ...]) -> np.ndarray:
         vocabulary = self._vocabulary
         nothing_M = np.zeros_like(vocabulary.text_M)
-        if not self._stand_behind(path):
+        if not self._move_to(path):
             return nothing_M
         mask_M = np.frombuffer(self._matcher.compute_bitmask(), np.uint8, len(nothing_M)) & vocabulary.text_M
         ends = self._matcher.is_accepting()
@@ -109,11 +110,11 @@ class Matcher:
         return mask_M | vocabulary.eos_M if ends else mask_M
 
     def _may_end(self, path: tuple[int, ...]) -> bool:
-        ends = self._stand_behind(path) and self._matcher.is_accepting()
+        ends = self._move_to(path) and self._matcher.is_accepting()
         return ends and not self._recovered()
 
-    def _stand_behind(self, path: tuple[int, ...]) -> bool:
-        """Move the matcher, back and forth; whether it could."""
+    def _move_to(self, path: tuple[int, ...]) -> bool:
+        """Move the matcher to the end of this path, back or forth; returns whether that was possible."""
         shared = agreement(self._read, path)
         if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
             self._restart()
@@ -127,8 +128,8 @@ class Matcher:
         return not self._recovered() and count == len(ahead)
 
     def _recovered(self) -> bool:
-        """Whether the matcher had failed, at a limit of llguidance's, and was replaced: it would not leave that state,
-        and would then let any text end."""
+        """Whether the matcher had failed, at a limit of llguidance, and was replaced: a failed matcher stays in that
+        state, and would let any text end."""
         if not self._matcher.is_error():
             return False
         self._compiled.is_spent = True
@@ -140,7 +141,7 @@ class Matcher:
 
 
 def _description(tokenizer: TextTokenizer) -> str:
-    """As tokenizer.json would have it, with the tokens that came from other files, and for texts of any length."""
+    """The tokenizer in the format of tokenizer.json, with tokens from other files, without padding or truncation."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError("its tokenizer has no tokenizer.json, and cannot be made one")

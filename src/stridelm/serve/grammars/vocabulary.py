@@ -21,11 +21,11 @@ class Vocabulary:
         added = tokenizer.added_tokens_decoder
         self._added = {token: entry.content for token, entry in added.items()}
         self.special = {entry.content: token for token, entry in added.items() if entry.special}
-        """The tokens that have no part in the text, by what they are called."""
+        """The special tokens, which are not part of the text, by their names."""
         self.text = lru_cache(maxsize=65536)(self._text)
 
     def bytes(self, token: int) -> list[int] | None:
-        """The token's bytes, also where they are half a character; None where the tokenizer does not tell."""
+        """The token's bytes, even if they are only part of a character; None if they cannot be found out."""
         written: str | None = self._added.get(token) or self._tokenizer.convert_ids_to_tokens(token)
         if written is None:  # beyond what the tokenizer knows: such a token has no text
             return []
@@ -40,20 +40,20 @@ class Vocabulary:
     def _text(self, token: int) -> str:
         written: str | None = self._tokenizer.convert_ids_to_tokens(token)
         if written is not None and written.startswith("▁") and "ByteFallback" in self._kinds:
-            # Decoders of this kind leave the first token's space out; in the middle of a text it is there.
+            # Decoders of this kind drop the first token's leading space; in the middle of a text it is kept.
             return written.replace("▁", " ")
         return self._tokenizer.decode([token])
 
 
 def _kinds(state: dict[str, Any]) -> frozenset[str]:
-    """The kinds of decoders that a tokenizer puts one behind the other."""
+    """The kinds of decoders that a tokenizer applies one after the other."""
     inner = state.get("decoders", ())
     return frozenset({state["type"], *(kind for each in inner for kind in _kinds(each))})
 
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """The letters that byte-level tokenizers write bytes as: printable bytes are themselves, the others lie above."""
+    """The byte of each letter of byte-level tokenizers: printable bytes are themselves, the others are above 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

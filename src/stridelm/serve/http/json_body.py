@@ -1,6 +1,6 @@
-"""JSON in and out by orjson: quick, and stricter than the standard library (no NaN, no lone surrogates).
+"""JSON in and out by orjson: fast, and stricter than the standard library (no NaN, no lone surrogates).
 
-A long body is read and checked in a thread of its own: nobody else's answer waits for it.
+A long body is parsed and checked in a separate thread, so that no other request has to wait for it.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from stridelm.serve.errors import ApiError, invalid
 from stridelm.serve.http.bounds import parse
 
 _LONG = 32 * 2**10
-"""Bytes from which a body is read in a thread."""
+"""Bodies of at least this many bytes are parsed in a thread."""
 _PART = 256
-"""Values of a list that are written at once."""
+"""Number of list values that are serialised at once."""
 _THREADS = ThreadPoolExecutor(1, thread_name_prefix="stridelm-body")
 
 
 class JsonReply(JSONResponse):
-    """An answer as JSON. By its class FastAPI knows that it is not to be described as a string."""
+    """A JSON reply. From the class, FastAPI knows not to describe it as a string in the OpenAPI document."""
 
     def render(self, content: object) -> bytes:
         return content if isinstance(content, bytes) else orjson.dumps(content)
 
 
 def dumps(value: object) -> bytes:
-    """JSON of what may be long, for a thread. Long lists are written in parts: orjson lets no other thread run before
-    it is done."""
+    """Serialise a value that may be long; to be called in a thread. Long lists are written in parts, because orjson
+    lets no other thread run until it returns."""
     return orjson.dumps(_with_written_lists(value))
 
 
@@ -50,30 +50,31 @@ def _with_written_lists(value: object) -> object:
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
-    """What the work gives, done where others' bodies are read: one after the other."""
+    """Run `work` in the thread that parses long bodies, one call at a time, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 class JsonRequest(Request):
-    """A request whose body was read and checked."""
+    """A request whose body has already been parsed and checked."""
 
     def __init__(self, request: Request, value: object) -> None:
         super().__init__(request.scope, request.receive)
         self._value = value
 
     async def body(self) -> bytes:
-        return b"-"  # only whether there is one matters
+        return b"-"  # FastAPI only looks at whether there is a body
 
     async def json(self) -> Any:
         return self._value
 
 
 def json_route(most_tokens: int) -> type[APIRoute]:
-    """Routes that take such bodies; their functions call what they take `request`. `most_tokens`: as in `parse`."""
+    """The class of routes whose bodies are parsed and checked here. Their functions must name the parameter for the
+    body `request`. `most_tokens`: as in `parse`."""
 
     class JsonRoute(APIRoute):
-        """FastAPI would check bodies on the event loop, and tell of every fault of a million; it is handed a request
-        that was checked."""
+        """FastAPI would check bodies on the event loop, and report every one of a million errors. So it is given a
+        request that was already checked."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
@@ -84,7 +85,7 @@ def json_route(most_tokens: int) -> type[APIRoute]:
 
             async def handle_json(request: Request) -> Response:
                 _check_type(request)
-                # Not by `request.body()`, which keeps it: answers may take minutes.
+                # Not `request.body()`, which would keep the body in memory: answers may take minutes.
                 body = b"".join([part async for part in request.stream()])
                 value = read(body) if len(body) < _LONG else await in_thread(partial(read, body))
                 del body
@@ -107,7 +108,8 @@ def _reader(kind: TypeAdapter[Any], most_tokens: int) -> Callable[[bytes], Any]:
 
 
 def _check_type(request: Request) -> None:
-    """A page of somebody else's may have a browser post anything but JSON without asking."""
+    """Refuse bodies that are not declared as JSON: a page of another site can make a browser post anything else without
+    a CORS preflight."""
     message = email.message.Message()
     message["content-type"] = request.headers.get("content-type", "")
     subtype = message.get_content_subtype()
@@ -116,7 +118,7 @@ def _check_type(request: Request) -> None:
 
 
 def depth(value: object) -> int:
-    """How deep lists and objects nest. Without recursion: what nests too deep is the reason to ask."""
+    """How deeply lists and objects are nested. Without recursion, since the value may be nested too deeply for it."""
     deepest, level = 0, [value]
     while level := [inner for outer in level for inner in _inside(outer)]:
         deepest += 1
@@ -124,7 +126,7 @@ def depth(value: object) -> int:
 
 
 def _inside(value: object) -> list[object]:
-    """What a list or an object holds; something, even where it is empty."""
+    """The values of a list or an object; for an empty one, a single None, so that its own level counts."""
     match value:
         case dict():
             return list(value.values()) or [None]

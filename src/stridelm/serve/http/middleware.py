@@ -1,4 +1,4 @@
-"""What a request passes before a route sees it: pure ASGI, so that streams go through untouched."""
+"""The middleware in front of the routes: pure ASGI, so that streams pass through untouched."""
 
 import asyncio
 import hashlib
@@ -18,25 +18,25 @@ from stridelm.serve.errors import ApiError
 log = logging.getLogger(__name__)
 
 HEADER_BYTES = 64 * 2**10
-_MOST_ARRIVING = 16
-"""Bodies of the largest size that may be on their way at once."""
+_MAX_ARRIVING = 16
+"""How many bodies of the maximum size may be arriving at the same time."""
 BODY_SECONDS = 30.0
-"""The longest that a request may take to arrive."""
+"""Maximum time for a request's body to arrive."""
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What the server has to finish before it may leave."""
+    """What the server has to finish before it may exit."""
 
     is_draining: bool = False
-    """No new work is taken."""
+    """Whether new requests for work are refused."""
     under_way: int = 0
-    """Requests for work that are not answered to their end."""
+    """Number of requests for work whose replies are not complete."""
 
 
 class _Layer:
-    """Sees to HTTP requests; whatever else a server sends (the app's start and end) goes through."""
+    """Handles HTTP requests; all other ASGI events (the app's start and end) pass through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -49,8 +49,8 @@ class _Layer:
 
 
 class RequestIds(_Layer):
-    """Names every request, by the id that came with it or a fresh one, and says the name in its reply. What nobody
-    caught ends here: the log has all of it, the reply only the name."""
+    """Gives every request an id, the one that came with it or a new one, and returns it in the reply's headers.
+    Exceptions that nothing else caught end here: the log has the details, the reply only the id."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = _header(scope, b"x-request-id")
@@ -69,15 +69,16 @@ class RequestIds(_Layer):
         except Exception:
             log.exception("request %s failed", name)
             if has_started:
-                raise  # the connection is cut: the reply must not look whole
+                raise  # this cuts the connection: the reply must not look complete
             await _refuse(ApiError(500, f"the server failed: its log tells more of request {name}"), scope, send_named)
 
 
 class ApiKey(_Layer):
-    """Lets those in who know the key. Digests are compared, in constant time: they are of one length."""
+    """Admits requests with the right API key. Digests are compared, since they all have the same length, and in
+    constant time."""
 
     def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
-        """`open_paths`: what everyone may see."""
+        """`open_paths`: paths that need no key."""
         super().__init__(app)
         self._open_paths = open_paths
         self._digest = _digest(key.strip().encode())
@@ -95,7 +96,7 @@ class ApiKey(_Layer):
 
 
 class Headers(_Layer):
-    """Refuses requests whose address and headers are too much, or do not agree on where the body ends."""
+    """Refuses requests whose address and headers are too long, or whose headers disagree on where the body ends."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -106,8 +107,8 @@ class Headers(_Layer):
 
 
 class Admission(_Layer):
-    """Counts the requests for work, which are those that post something, and takes none while the server drains. How
-    the server is it tells all the same."""
+    """Counts the requests for work, which are all POST requests, and refuses new ones while the server drains. Other
+    requests, such as /health, are still answered."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic, retry_after: int) -> None:
         super().__init__(app)
@@ -134,24 +135,24 @@ class _Arrival:
 
     body: bytearray = field(default_factory=bytearray)
     size: int = 0
-    """Bytes that count."""
+    """Those of its bytes that count towards the limit."""
     timeout: asyncio.Timeout | None = None
-    """While it is not whole."""
+    """Its time limit, while the body is incomplete."""
     is_displaced: bool = False
-    """Others needed its room."""
+    """Whether it was given up to make room for other bodies."""
 
 
 class SizeLimit(_Layer):
-    """Reads the whole body, if it is small enough and comes in time, and hands it on in one piece."""
+    """Reads the whole body, if it is small enough and arrives in time, and passes it on in one piece."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float = BODY_SECONDS) -> None:
         super().__init__(app)
         self._most = most
         self._seconds = seconds
         self._arrivals: dict[_Arrival, None] = {}
-        """In the order of their requests."""
+        """In the order in which the requests came."""
         self._size = 0
-        """Bytes of them all."""
+        """Bytes of all arrivals that count towards the limit."""
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = _Arrival()
@@ -161,13 +162,13 @@ class SizeLimit(_Layer):
             if error is not None:
                 self._forget(arrival)
                 await _refuse(error, scope, send, {"connection": "close"})
-            elif arrival in self._arrivals:  # or the client has left
+            elif arrival in self._arrivals:  # otherwise the client has disconnected
                 await self._app(scope, self._replay(arrival, receive), send)
         finally:
             self._forget(arrival)
 
     async def _refusal(self, arrival: _Arrival, scope: Scope, receive: Receive) -> ApiError | None:
-        """Read the body; what is wrong with it, if anything is."""
+        """Read the body; returns the error if it is to be refused, else None."""
         try:
             self._check(int(_header(scope, b"content-length") or 0))
             async with asyncio.timeout(self._seconds) as arrival.timeout:
@@ -203,15 +204,15 @@ class SizeLimit(_Layer):
             self._make_room()
 
     def _make_room(self) -> None:
-        """End the bodies that have been arriving the longest: those that stall would keep the others out. Whole ones
-        are about to be parsed."""
-        for arrival in list(self._arrivals) if self._size > _MOST_ARRIVING * self._most else ():
+        """If there is too much, give up the bodies that have been arriving for the longest time: stalled ones would
+        keep the others out. Complete bodies stay, since they are about to be parsed."""
+        for arrival in list(self._arrivals) if self._size > _MAX_ARRIVING * self._most else ():
             if arrival.timeout is not None and not (arrival.is_displaced or arrival.timeout.expired()):
                 arrival.is_displaced = True
                 arrival.timeout.reschedule(asyncio.get_running_loop().time())
                 self._size -= arrival.size
                 arrival.size = 0
-                if self._size <= _MOST_ARRIVING * self._most:
+                if self._size <= _MAX_ARRIVING * self._most:
                     break
 
     def _forget(self, arrival: _Arrival) -> None:
@@ -220,8 +221,8 @@ class SizeLimit(_Layer):
             self._size -= arrival.size
 
     def _replay(self, arrival: _Arrival, receive: Receive) -> Receive:
-        """Gives the body, then whatever comes after it: that the client has left. Whoever asks for that has parsed the
-        body."""
+        """A `receive` that returns the body, and then what comes after it: the client's disconnect. An app that asks
+        for the latter has parsed the body, which is then forgotten."""
         is_given = False
 
         async def receive_again() -> Message:
@@ -237,8 +238,8 @@ class SizeLimit(_Layer):
 
 
 class RequestLimit(_Layer):
-    """Refuses requests for work beyond those that could ever be waiting. It comes behind the SizeLimit: a request that
-    has not arrived takes nobody's place."""
+    """Refuses requests for work if there are more than could be running or waiting. It comes after the SizeLimit, so
+    that a request that has not fully arrived does not count."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         super().__init__(app)
@@ -263,8 +264,8 @@ def _too_many_arrive() -> ApiError:
 
 
 def _check_headers(scope: Scope) -> None:
-    """The connection itself minds only headers that come in several pieces. Two statements of a body's length are how
-    requests are smuggled past proxies."""
+    """The connection itself limits only headers that come in several pieces. Two statements of a body's length would
+    allow requests to be smuggled past proxies."""
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
         raise ApiError(400, "the request has both Content-Length and Transfer-Encoding: it must have one")
@@ -285,7 +286,7 @@ async def _nothing() -> Message:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    """The header's value, or nothing."""
+    """The header's value, or no bytes if it is missing."""
     return next((value for key, value in scope["headers"] if key == name), b"")
 
 

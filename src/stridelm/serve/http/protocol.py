@@ -1,7 +1,7 @@
-"""uvicorn's HTTP connection, without endless patience, and never for long at once.
+"""uvicorn's HTTP connection, with time limits, and parsed in short slices.
 
-It waits forever by itself for a request's headers, for a client that does not read, and for connections to end before
-it takes requests from others. All of that ends here.
+By itself, uvicorn waits forever for a request's headers, for a client that does not read its reply, and for open
+connections to end before it accepts new ones. Here, all of these waits are limited.
 """
 
 import asyncio
@@ -22,20 +22,21 @@ from stridelm.serve.http.read_queue import Reading, ReadQueue
 log = logging.getLogger(__name__)
 
 HEADER_SECONDS = 30.0
-"""The longest from a connection's start, or from its last reply, to the end of a request's headers. What is left of a
-body that was refused is read and dropped for as long, too."""
+"""Maximum time from a connection's start, or from its last reply, to the end of a request's headers. The rest of a body
+that was refused is read and dropped for at most the same time."""
 _SEND_BUFFER = 128 * 2**10
-"""Bytes that the system takes of a reply before the client has read them. Left alone it takes megabytes: whole answers
-would be written for a client that reads nothing."""
-_DEAF_SECONDS = 1.0
-"""How long a client's bytes are read and dropped before the connection is closed: a connection that is closed before
-they are read takes its reply along."""
+"""Bytes of a reply that the system buffers before the client has read them. By default it buffers megabytes: whole
+answers would be written for a client that reads nothing."""
+_DISCARD_SECONDS = 1.0
+"""How long a client's bytes are read and dropped before the connection is closed: if it were closed with unread bytes,
+the client could lose the reply."""
 _SPARE_FILES = 128
-"""For the engine and whatever else opens files."""
+"""Number of open files left to the engine and everything else that opens files."""
 
 
 def most_connections(wanted: int) -> int:
-    """As many as are wanted, if the system lets this process have them: the soft limit of open files is raised."""
+    """Maximum number of connections: `wanted`, or fewer if this process may not open enough files. Raises the soft
+    limit of open files if necessary."""
     files = wanted + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _is_below(soft, files) and soft != hard:
@@ -53,22 +54,22 @@ def _is_below(limit: int, files: int) -> bool:
 
 
 def make_protocol(most: int, send_seconds: float) -> type["Protocol"]:
-    """`most`: connections at the same time; a new one beyond them takes the place of one that waits the longest.
-    `send_seconds`: the patience with a client that does not read."""
+    """`most`: maximum number of connections; a new one beyond it replaces the one that has waited longest for its
+    request. `send_seconds`: how long a client may read nothing of its reply."""
     fields = {"most": most, "send_seconds": send_seconds, "read_queue": ReadQueue()}
     return cast(type[Protocol], type("Protocol", (Protocol,), fields))
 
 
 class Protocol(H11Protocol):
-    """Closes a connection that has been open for a while without asking for anything, or without reading."""
+    """Closes connections whose clients send no request, or read nothing of their replies, for too long."""
 
     most: int
     send_seconds: float
     read_queue: ReadQueue
     _reading: Reading
     _deadline: asyncio.TimerHandle | None = None
-    _patience: asyncio.TimerHandle | None = None
-    _waits_since = 0.0
+    _close_timer: asyncio.TimerHandle | None = None
+    _waiting_since = 0.0
     """When the connection was made, or its last reply finished."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -85,7 +86,7 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._reading.ignore_rest()
-        for timer in (self._deadline, self._patience):
+        for timer in (self._deadline, self._close_timer):
             if timer is not None:
                 timer.cancel()
 
@@ -94,9 +95,9 @@ class Protocol(H11Protocol):
         self._reading.receive(data)
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no request. The client may still be sending."""
+        """Answer bytes that are not a valid request. The client may still be sending."""
         self._reading.ignore_rest()
-        if self.conn.our_state is h11.SEND_BODY:  # a reply that breaks off must not look whole
+        if self.conn.our_state is h11.SEND_BODY:  # a reply that is cut off must not look complete
             self.transport.abort()
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -106,10 +107,10 @@ class Protocol(H11Protocol):
             headers = [("content-type", "application/json"), length, ("connection", "close")]
             for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self._set_patience(_DEAF_SECONDS, self._close)
+        self._set_close_timer(_DISCARD_SECONDS, self._close)
 
     def _end_cycle(self) -> None:
-        """The request that is being read will not be whole: whoever waits for it sees that the client has left."""
+        """The request that is being read will never be complete: tell the app that the client has disconnected."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -127,8 +128,8 @@ class Protocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._patience is not None and not self.transport.is_closing():
-            self._patience.cancel()
+        if self._close_timer is not None and not self.transport.is_closing():
+            self._close_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
@@ -137,22 +138,22 @@ class Protocol(H11Protocol):
     def shutdown(self) -> None:
         try:
             super().shutdown()
-        except h11.LocalProtocolError:  # there is nothing left to say on this connection
+        except h11.LocalProtocolError:  # nothing more can be sent on this connection
             self.transport.abort()
 
     def _close(self) -> None:
-        """What the client has not read of the last reply does not hold the connection."""
+        """Close the connection, even if the client does not read the rest of the last reply."""
         self.transport.close()
         self._watch_sending()
 
-    def _set_patience(self, seconds: float, end: Callable[[], None]) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience = self.loop.call_later(seconds, end)
+    def _set_close_timer(self, seconds: float, end: Callable[[], None]) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._close_timer = self.loop.call_later(seconds, end)
 
     def _watch_sending(self) -> None:
-        """Cut the client off as soon as it has read nothing for a while. Nothing is written meanwhile: the connection
-        is paused, or being closed."""
+        """Cut the client off if it reads nothing for `send_seconds`. Nothing is written meanwhile: the connection is
+        paused, or being closed."""
         unsent = self.transport.get_write_buffer_size()
 
         def check() -> None:
@@ -162,29 +163,30 @@ class Protocol(H11Protocol):
                 log.info("a client read nothing for %g s: it was cut off", self.send_seconds)
                 self.transport.abort()
 
-        self._set_patience(self.send_seconds, check)
+        self._set_close_timer(self.send_seconds, check)
 
     def _make_room(self) -> None:
-        """Close the connection that has been waiting the longest for its request to arrive; one whose bytes wait to be
-        parsed only if there is no other."""
+        """Close the connection that has waited longest for its request to arrive; one with unparsed bytes only if there
+        is no other."""
         waiting = [each for each in self.connections if isinstance(each, Protocol) and each.is_waiting]
         if waiting:
-            min(waiting, key=lambda each: (each._reading.unread > 0, each._waits_since)).transport.abort()
+            min(waiting, key=lambda each: (each._reading.unread > 0, each._waiting_since)).transport.abort()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is not here, or not all of it, on a connection that is not being closed and whose replies
+        """Whether the connection waits for a request, or for the rest of one: it is not being closed, and its replies
         have been sent."""
         is_here = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
         return not is_here and not self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def _await_request(self) -> None:
-        self._waits_since = time.monotonic()
+        self._waiting_since = time.monotonic()
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(HEADER_SECONDS, self._give_up, self.cycle)
 
     def _give_up(self, last: RequestResponseCycle | None) -> None:
-        """Unless a request has come since the `last` one, or that one came before its predecessor's reply was out."""
+        """Close the connection, unless a request has come after `last`, or `last` itself, which came before the reply
+        to its predecessor was sent, is still being answered."""
         if self.cycle is last and (last is None or last.response_complete):
             self.timeout_keep_alive_handler()

@@ -1,10 +1,10 @@
-"""Bytes that clients have sent and that wait to be parsed, for all connections of one server.
+"""The received bytes that are not parsed yet, for all connections of one server.
 
-Parsing takes far longer than receiving: 4 KB of tiny chunks take 10 ms. So connections take turns, a slice each, and
-the event loop has other work done in between. A connection's transport reads only while neither holds:
+Parsing takes far longer than receiving: 4 KB of tiny chunks take 10 ms. So connections take turns, one slice each, and
+the event loop does other work in between. A connection's transport reads only if neither of these is the case:
 
-unread    bytes of it wait for their turn here
-paused    uvicorn asked for a pause: a request waits for the reply before it, or the app has not read the body so far
+unread    some of its bytes wait for their turn here
+paused    uvicorn asked for a pause: a request waits for an earlier reply, or the app has not read the body so far
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 log = logging.getLogger(__name__)
 
 _SLICE = 4 * 2**10
-"""Bytes that are parsed at once."""
+"""Number of bytes that are parsed at once."""
 _TURN_SECONDS = 0.01
-"""No further slice begins later than this in one turn of the event loop."""
+"""Within one turn of the event loop, no further slice is started after this time."""
 
 
 class ReadQueue:
@@ -48,7 +48,7 @@ class ReadQueue:
 
 
 class Reading(FlowControl):
-    """What one connection has received and not parsed. uvicorn pauses and resumes it as its own FlowControl."""
+    """The unparsed bytes of one connection. uvicorn pauses and resumes it like its own FlowControl."""
 
     def __init__(self, transport: asyncio.Transport, queue: ReadQueue, parse: Callable[[bytes], None]) -> None:
         super().__init__(transport)
@@ -60,7 +60,7 @@ class Reading(FlowControl):
 
     @property
     def unread(self) -> int:
-        """Bytes that wait for their turn: what arrives at once, 256 KB at most, or twice that."""
+        """Number of bytes that wait for their turn: what arrives at once (at most 256 KB), or twice that."""
         return len(self._unread)
 
     def receive(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Reading(FlowControl):
         self._apply()
 
     def parse_slice(self) -> None:
-        """Called by the queue."""
+        """Parse the next slice. Called by the queue."""
         self._is_queued = False
         if self.read_paused or not self._unread or self._transport.is_closing():
             return
@@ -91,14 +91,14 @@ class Reading(FlowControl):
         del self._unread[:_SLICE]
         try:
             self._parse(data)
-        except Exception:  # nobody else would end the connection
+        except Exception:  # nothing else would close the connection
             log.exception("a connection failed: it was cut off")
             self._transport.abort()
         self._apply()
 
     def _apply(self) -> None:
-        """Have the transport read, or not. Its state is not remembered: behind the body of a request that was refused
-        uvicorn lets it read without asking."""
+        """Make the transport read or pause. Its state is not stored here, because uvicorn itself resumes it after the
+        body of a request that was refused."""
         if self._transport.is_closing():
             return
         if self._unread or self.read_paused:

@@ -14,11 +14,11 @@ from stridelm.serve.settings import ServeSettings
 
 _SEPARATOR = "\n"
 _LONG = 256
-"""Tokens with probabilities in a chunk that takes longer than a millisecond or two to write."""
+"""With more tokens with probabilities than this, a chunk takes longer than a millisecond or two to serialise."""
 
 
 class EventStream(EventSourceResponse):
-    """Chunks as they come. `close` is called when the reply is over: sent, cut off or left alone."""
+    """Sends chunks as they come. `close` is called when the reply has ended: sent, cut off or abandoned."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class EventStream(EventSourceResponse):
         super().__init__(
             _events(first, rest),
             sep=_SEPARATOR,
-            shutdown_grace_period=settings.grace,  # by default a signal would cut every stream
+            shutdown_grace_period=settings.grace,  # by default, a signal would cut off every stream
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,11 +52,11 @@ async def _events(first: dict[str, Any], rest: AsyncIterator[dict[str, Any]]) ->
 
 
 async def _event(chunk: dict[str, Any]) -> bytes:
-    """As bytes, which sse-starlette sends as they are: JSON has no line breaks to look for."""
+    """An event as bytes, which sse-starlette sends unchanged: JSON has no line breaks that it would have to split."""
     is_long = any(_tokens(choice) > _LONG for choice in chunk.get("choices", ()))
     return b"data: %b\n\n" % (await asyncio.to_thread(dumps, chunk) if is_long else orjson.dumps(chunk))
 
 
 def _tokens(choice: dict[str, Any]) -> int:
-    """How many tokens' probabilities a choice tells: those of an echoed prompt come all at once."""
+    """Number of tokens whose probabilities a choice has: those of an echoed prompt come all at once."""
     return len((choice.get("logprobs") or {}).get("tokens", ()))

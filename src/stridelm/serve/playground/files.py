@@ -1,4 +1,4 @@
-"""The playground's page: files that are read once, and headers that keep everything else out."""
+"""The playground's page: files that are read once, and headers that forbid everything else."""
 
 import hashlib
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""The page runs its own files and asks its own server; text is never taken for markup."""
+"""The page runs only its own files and contacts only its own server; text is never interpreted as markup."""
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",

@@ -1,8 +1,8 @@
-"""/playground/race: one prompt, two answers in turn, one token at a time and by a decoder, on one engine.
+"""/playground/race: one prompt, two answers by turns on one engine: one token at a time, and by a decoder.
 
-In one batch they would slow each other down, and one would find the prompt read by the other. So each lane has a clock
-of its own, which runs only while the lane does, both read the whole prompt, and the lane whose clock is behind goes
-next: the picture is that of two machines side by side. Others who use the server meanwhile slow both lanes down.
+In one batch the two lanes would slow each other down, and one would reuse the prompt that the other has read. So each
+lane has a clock of its own, which runs only while the lane does; both read the whole prompt; and the lane whose clock
+is behind runs next. The result looks like two machines side by side. Other requests to the server slow both lanes down.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from stridelm.types import Sequence, Stride
 
 
 class Moment(NamedTuple):
-    """What happened to one of the lanes."""
+    """An event of one of the lanes."""
 
     lane: int
     seconds: float
@@ -39,8 +39,8 @@ class Moment(NamedTuple):
 
 
 class Race:
-    """Sequences that take turns; `moments` tells of them. `close` it, read to its end or not. The race pauses while
-    `max_unread` strides or more wait for their reader, and goes on below `resume_below`."""
+    """Sequences that take turns; `moments` yields their strides. It must be closed, whether read to its end or not. The
+    race pauses when `max_unread` strides or more are unread, and resumes below `resume_below`."""
 
     def __init__(
         self, worker: Worker, sequences: list[Sequence], *, max_unread: int = 256, resume_below: int = 64
@@ -53,13 +53,13 @@ class Race:
         self._running = set(range(len(sequences)))
         self._unread = set(self._running)
         self._is_paused = False
-        """Nobody reads what is written: no lane runs, and no clock."""
+        """Whether too much is unread: then no lane runs, and no clock."""
         for sequence in sequences:
             sequence.reads_anew = True
         for later in sequences[1:]:
             later.is_held = True
         self._since = time.perf_counter()
-        """When the lane that runs got its turn."""
+        """When the turn of the running lane began."""
         try:
             for lane, sequence in enumerate(sequences):
                 worker.submit(sequence, partial(self._receive, lane))
@@ -72,7 +72,7 @@ class Race:
             self._worker.cancel(self._sequences[lane])
 
     async def moments(self) -> AsyncIterator[tuple[int, float, Stride]]:
-        """Every stride with its lane and that lane's clock. Raises what a lane failed with."""
+        """Every stride with its lane and that lane's clock. Raises the error that a lane failed with."""
         while self._unread:
             lane, seconds, event = await self._moments.get()
             if isinstance(event, Exception):
@@ -81,13 +81,13 @@ class Race:
             if event.finish_reason:
                 self._unread.discard(lane)
             if self._is_paused and self._moments.qsize() < self._resume_below:
-                self._go_on()
+                self._resume()
             yield lane, seconds, event
 
     def _receive(self, lane: int, event: Event) -> None:
-        """In the worker's thread, between two steps: whoever is not held here takes part in the next one."""
+        """Called in the worker's thread, between two steps: lanes that are not held here take part in the next one."""
         self._clocks[lane] += time.perf_counter() - self._since
-        # The whole prompt was read. Should the lane have to make room for others, it may find its own text again.
+        # The whole prompt was read. If the lane is preempted later, it may reuse its own text from the cache.
         self._sequences[lane].reads_anew = False
         if isinstance(event, Exception) or event.finish_reason:
             self._running.discard(lane)
@@ -96,7 +96,7 @@ class Race:
             self._sequences[each].is_held = self._is_paused or each != self._behind
         try:
             self._loop.call_soon_threadsafe(self._moments.put_nowait, Moment(lane, self._clocks[lane], event))
-        except RuntimeError:  # the event loop is gone, and whoever asked
+        except RuntimeError:  # the event loop is closed, so the client is gone, too
             self.close()
         self._since = time.perf_counter()
 
@@ -104,8 +104,8 @@ class Race:
     def _behind(self) -> int | None:
         return min(self._running, key=lambda each: self._clocks[each], default=None)
 
-    def _go_on(self) -> None:
-        """No lane takes part in a step now, so nothing changes meanwhile."""
+    def _resume(self) -> None:
+        """End the pause. No lane takes part in a step now, so nothing changes meanwhile."""
         self._is_paused = False
         self._since = time.perf_counter()
         if (lane := self._behind) is not None:
@@ -133,7 +133,8 @@ async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary
 
 
 def _check_room(context: Context, prompt: list[int], max_tokens: int) -> None:
-    """Lanes that had to make room for each other would read their texts again and again, on their clocks."""
+    """Refuse races for which the cache is too small: lanes that preempt each other would read their texts again and
+    again, while their clocks run."""
     most = context.model.engine.forward.cache.block_count // 2 * BLOCK_SIZE - len(prompt)
     if max_tokens > most:
         message = f"max_tokens is {max_tokens}, but with two lanes in its cache this server has room for {max(most, 0)}"

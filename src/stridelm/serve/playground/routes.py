@@ -1,4 +1,4 @@
-"""The routes of the playground: its page, what the page has to know of the server, and the race."""
+"""The routes of the playground: its page, what the page has to know about the server, and the race."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ def make_playground_router(context: Context, page: Mapping[str, PageFile]) -> AP
 
 
 def _about(context: Context) -> dict[str, Any]:
-    """What the dials need: the model and what its decoders take."""
+    """What the dials need: the model, its decoders and the settings that each of them takes."""
     return {
         "version": stridelm.__version__,
         "model": context.name,

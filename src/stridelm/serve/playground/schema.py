@@ -18,16 +18,16 @@ class RaceRequest(Strict):
     messages: Messages
     """The chat so far."""
     max_tokens: Count
-    """The most tokens to write, in each lane."""
+    """Maximum number of tokens to write in each lane."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     """0 takes the likeliest token."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    """Of both lanes; left out, one is drawn, and the reply names it."""
+    """The seed of both lanes; if it is left out, one is drawn, and the reply names it."""
     stride: DecodeOptions = DecodeOptions()
     """The decoder of the second lane."""
 
     def lanes(self, seed: int) -> list[ChatRequest]:
-        """What each lane is asked."""
+        """The request of each lane."""
         return [
             ChatRequest(
                 model=self.model,

@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions: tools, the form of the answer, what it is predicted to be."""
+"""The body of /v1/chat/completions: messages, tools, the answer's format and its prediction."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,13 +21,13 @@ class Function(Strict):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema of type object; left out, the function takes none."""
+    """A JSON schema of type object; if left out, the function takes no arguments."""
     strict: bool | None = None
-    """Let only arguments be written that keep to the schema, also where the model is free to call or not."""
+    """Force the arguments to match the schema, also if the model is free to call the function or not."""
 
 
 class Tool(Strict):
-    """A tool: only functions are known."""
+    """A tool. Only functions are supported."""
 
     type: Literal["function"]
     function: Function
@@ -47,15 +47,15 @@ class NamedTool(Strict):
 
 
 class JsonSchema(Strict):
-    """The schema that an answer must keep to."""
+    """The schema that an answer must match."""
 
     name: FunctionName | None = None
-    """A label; the model is not shown it."""
+    """A label that is not shown to the model."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
-    """A label; the model is not shown it."""
+    """A label that is not shown to the model."""
     strict: bool | None = None
-    """Every schema is kept to, whatever this says."""
+    """Every schema is enforced, whatever this says."""
 
 
 class TextFormat(Strict):
@@ -71,7 +71,7 @@ class ObjectFormat(Strict):
 
 
 class SchemaFormat(Strict):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -91,7 +91,7 @@ class ChatUnread(Strict):
     """Fields of a chat that cannot change its text, as in `Unread`."""
 
     separate_reasoning: Literal[True] | None = None
-    """Ignored: what a model thinks is part of its text, or its template keeps it out."""
+    """Ignored: a model's reasoning is part of its text, unless its template leaves it out."""
     stream_reasoning: Literal[True] | None = None
     """Ignored, for the same reason."""
     verbosity: str | None = None
@@ -101,21 +101,21 @@ class ChatUnread(Strict):
     audio: dict[str, Any] | None = None
     """Ignored: how speech would sound, if there were any."""
     functions: list[Any] | None = None
-    """Ignored, and only with `function_call: "none"`; they are `tools` by now."""
+    """Ignored, and accepted only with `function_call: "none"`: functions are now sent as `tools`."""
 
 
 class ChatNeutral(Strict):
-    """As in `Neutral`."""
+    """Fields of a chat that are accepted only with values that change nothing, as in `Neutral`."""
 
     function_call: Literal["none"] | None = None
-    """Functions are `tools` by now."""
+    """Functions are now sent as `tools`."""
     include_reasoning: Literal[True] | None = None
-    """What a model thinks is part of its text, or its template keeps it out."""
+    """A model's reasoning is part of its text, unless its template leaves it out."""
     echo: Literal[False] | None = None
     """The chat is not repeated."""
     web_search_options: None = None
     moderation: None = None
-    """Nothing is searched, and nobody judges."""
+    """There is neither web search nor moderation."""
 
 
 class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
@@ -124,31 +124,31 @@ class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
     messages: Messages
     """The chat so far."""
     max_tokens: Length | None = None
-    """The most tokens to write; left out, what the context has left."""
+    """Maximum number of tokens to write; if left out, as many as the context has room for."""
     max_completion_tokens: Length | None = None
-    """The same by its newer name."""
+    """The newer name of `max_tokens`."""
     logprobs: bool | None = None
-    """Say how likely each token was."""
+    """Report the log probability of each token."""
     top_logprobs: Annotated[int, Field(ge=0, le=LARGEST_ALTERNATIVES)] | None = None
-    """How many of the likeliest tokens to name at each place; needs `logprobs`."""
+    """Number of likeliest tokens to report at each position; needs `logprobs`."""
     response_format: ResponseFormat | None = None
     """What the answer must look like."""
     prediction: Prediction | None = None
-    """What the answer will mostly repeat: it comes the faster the more of it does, and is the same."""
+    """Text that the answer will mostly repeat: the more it does, the faster it comes. The answer stays the same."""
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    """Whether it may (auto), must (required, or a function by name) or must not (none)."""
+    """Whether the model may call functions (auto), must (required, or a function by name) or must not (none)."""
     parallel_tool_calls: bool | None = None
-    """False: one call at most."""
+    """False: at most one call."""
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-    """For chat templates that read it; elsewhere it is ignored."""
+    """For chat templates that read it; with others it is ignored."""
     chat_template_kwargs: TemplateFields | None = None
-    """What else the chat template is told by name, such as `{"enable_thinking": false}`."""
+    """Further variables for the chat template, such as `{"enable_thinking": false}`."""
     continue_final_message: bool | None = None
-    """Go on with the last message, which must be the assistant's, instead of starting a new one."""
+    """Continue the last message, which must be the assistant's, instead of starting a new one."""
     add_generation_prompt: bool | None = None
-    """Open the assistant's turn; left out: unless its last message is to be continued."""
+    """Open the assistant's turn; the default is true, unless the last message is to be continued."""
 
     @classmethod
     def unread(cls) -> list[str]:
@@ -156,7 +156,7 @@ class ChatRequest(ChatUnread, ChatNeutral, TextRequest):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is a call, whatever else may be asked of it."""
+        """Whether the answer must be a call, even if the request has a response format."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
     @property

@@ -1,4 +1,4 @@
-"""What both ways of asking for text take. Unknown fields are refused, and every number is bounded here already."""
+"""The fields that chat and text completions share. Unknown fields are refused, and all numbers have bounds here."""
 
 import dataclasses
 from types import UnionType
@@ -20,8 +20,8 @@ LARGEST_ALTERNATIVES = 20
 
 
 class Strict(BaseModel):
-    """Refuses unknown fields, other types than the stated ones, NaN and the infinities. Null stands for a field that is
-    left out, wherever one may be."""
+    """Refuses unknown fields, types other than the stated ones, NaN and infinities. Null means the same as leaving a
+    field out, if it may be left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -34,12 +34,12 @@ class Strict(BaseModel):
 
     @classmethod
     def _optional(cls) -> set[str]:
-        """What a body may leave out, by its name there."""
+        """The fields that a body may leave out, by their names in the body."""
         return {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The description says of null what `_leave_out_nulls` does."""
+        """The JSON schema allows null wherever `_leave_out_nulls` accepts it."""
         schema = handler(core_schema)
         described = handler.resolve_ref_schema(schema).get("properties", {})
         for name in cls._optional() & described.keys():
@@ -68,7 +68,7 @@ _DecodeFields = create_model("_DecodeFields", __base__=Strict, **_derived(Decode
 
 
 class DecodeOptions(_DecodeFields):
-    """How several tokens per forward are found; what is left out is as in `stridelm generate`."""
+    """How several tokens per forward pass are found; the defaults are those of `stridelm generate`."""
 
     def settings(self) -> DecodeSettings:
         return DecodeSettings(**{each.name: getattr(self, each.name) for each in dataclasses.fields(DecodeSettings)})
@@ -78,27 +78,27 @@ class StrideOptions(DecodeOptions):
     """StrideLM's own settings of a request for text."""
 
     trace: bool = False
-    """Report what every forward pass ran, what was accepted, and what else might have been said."""
+    """Report what every forward pass ran, which drafts were accepted, and the likeliest alternatives."""
 
 
 class StreamOptions(Strict):
-    """What a stream tells besides."""
+    """What a stream reports besides the text."""
 
     include_usage: bool = False
-    """Count the tokens in a chunk of its own, the last one."""
+    """Report the number of tokens in an additional chunk at the end."""
     continuous_usage_stats: bool = False
-    """Count the tokens so far in every chunk, as vLLM does: benchmark tools ask for it."""
+    """Report the number of tokens so far in every chunk, as vLLM does: benchmark tools ask for it."""
     include_obfuscation: bool | None = None
     """Ignored: chunks are not padded."""
 
 
 def _without_zeros(bias: Any) -> Any:
-    """A bias of nothing changes nothing, whatever it is of."""
+    """Drop biases of zero: they change nothing, whichever tokens they are for."""
     return {token: by for token, by in bias.items() if by != 0 or by is False} if isinstance(bias, dict) else bias
 
 
 class Unread(Strict):
-    """OpenAI's fields that cannot change the text: whatever they say is taken, and the reply's `stride.ignored` names
+    """OpenAI's fields that cannot change the text: any value is accepted, and the reply's `stride.ignored` names
     them."""
 
     user: str | None = None
@@ -106,65 +106,66 @@ class Unread(Strict):
     metadata: dict[str, Any] | None = None
     """Ignored."""
     service_tier: str | None = None
-    """Ignored: there is one."""
+    """Ignored: there is only one."""
     store: bool | None = None
     """Ignored: nothing is stored."""
     safety_identifier: str | None = None
     """Ignored."""
     prompt_cache_key: str | None = None
-    """Ignored: prompts are found by their text."""
+    """Ignored: cached prompts are found by their text."""
     prompt_cache_retention: str | None = None
-    """Ignored: prompts stay known as long as there is room."""
+    """Ignored: prompts stay in the cache as long as there is room."""
     prompt_cache_options: dict[str, Any] | None = None
     """Ignored, for the same reasons."""
 
 
 class Neutral(Strict):
-    """Other servers' fields that routers and clients add at their defaults: only with these they change nothing."""
+    """Fields of other servers that routers and clients send with default values. Only these values are accepted: they
+    change nothing."""
 
     ignore_eos: Literal[False] | None = None
     """An end-of-text token ends the text."""
     skip_special_tokens: Literal[True] | None = None
-    """Special tokens are no text."""
+    """Special tokens are not part of the text."""
     no_stop_trim: Literal[False] | None = None
     """Stop strings are not part of the text."""
     return_hidden_states: Literal[False] | None = None
-    """They are not returned."""
+    """Hidden states are not returned."""
 
 
 class TextRequest(Unread, Neutral):
-    """The fields of every request for text. Null stands for a field that is left out."""
+    """The fields of every request for text. Null means the same as leaving a field out."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    """The served model's name; left out, it is meant."""
+    """The served model's name, which is also the default."""
     stream: bool | None = None
     """Send the text as it is written, as server-sent events."""
     stream_options: StreamOptions | None = None
     """Only with `stream`."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """How many answers to write to each prompt (1)."""
+    """Number of answers to each prompt (1)."""
     stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
     """Strings that end the answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    """Same seed, same text; left out or -1, one is drawn, and the reply names it."""
+    """Same seed, same text; if it is left out or -1, one is drawn, and the reply names it."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the likeliest token, and so does anything below 0.0001; left out: 1, as OpenAI has it."""
+    """0 takes the likeliest token, and so does anything below 0.0001; the default is 1, as OpenAI has it."""
     top_p: Fraction | None = None
     """Keep the smallest set of tokens that holds this much probability (1); 0 keeps the likeliest."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST_COUNT)] | None = None
-    """Keep so many of the likeliest tokens (0 or -1: all)."""
+    """Number of likeliest tokens to keep (0 or -1: all)."""
     min_p: Fraction | None = None
     """Keep tokens at least this fraction as likely as the likeliest (0: all)."""
     presence_penalty: Penalty | None = None
-    """Subtracted from the logits of tokens that the answer holds already (0)."""
+    """Subtracted from the logits of tokens that the answer already contains (0)."""
     frequency_penalty: Penalty | None = None
-    """Subtracted from a token's logit for every time the answer holds it (0)."""
+    """Subtracted from a token's logit for each time that the answer already contains it (0)."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    """Makes tokens less likely that prompt or answer hold already (1: off)."""
+    """Makes tokens less likely that the prompt or the answer already contains (1: off)."""
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            # Pydantic describes what a key that fits may have, but not that there are no others.
+            # Pydantic's schema describes the values of keys that match the pattern, but allows other keys.
             Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
             BeforeValidator(_without_zeros),
         ]
@@ -176,7 +177,7 @@ class TextRequest(Unread, Neutral):
 
     @property
     def count(self) -> int:
-        """How many answers each prompt gets."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
@@ -190,7 +191,7 @@ class TextRequest(Unread, Neutral):
 
     @property
     def ignored(self) -> list[str]:
-        """What was said and cannot change the text."""
+        """The fields that the request has and that cannot change the text."""
         named = [name for name in self.unread() if getattr(self, name) is not None]
         if self.stream_options is not None and not self.stream:
             named.append("stream_options")
@@ -208,7 +209,7 @@ class TextRequest(Unread, Neutral):
 
     @property
     def counts_on(self) -> bool:
-        """Whether every chunk says how many tokens there are so far."""
+        """Whether every chunk reports the number of tokens so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
@@ -223,7 +224,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorReply(BaseModel):
-    """Every refusal and failure."""
+    """The body of every error reply."""
 
     error: ErrorDetail
 
@@ -241,4 +242,4 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         "default": "Anything else",
     }.items()
 }
-"""The replies that every route may give."""
+"""The error replies that every route may give."""

@@ -1,5 +1,6 @@
-"""Messages of a chat, as clients send them, and as they send them back: with whatever they were given, and labels of
-other servers. What a chat template may read is kept (`name`, `reasoning_content`); labels cannot change the text."""
+"""Messages of a chat, as clients send them. Clients also send back earlier replies, with all the fields they received
+and with labels for other servers. Fields that a chat template may read are kept (`name`, `reasoning_content`); labels
+cannot change the text."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,16 +13,16 @@ CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Labelled(Strict):
-    """What clients hang on messages, parts and calls."""
+    """Labels that clients add to messages, parts and calls."""
 
     cache_control: dict[str, Any] | None = None
     """Where another server's cache should begin: a label."""
     provider_specific_fields: dict[str, Any] | None = None
-    """Of clients that speak to many servers: a label."""
+    """Added by clients that support many servers: a label."""
 
 
 class TextPart(Labelled):
-    """A part of a message's content. There are no others but refusals: the model reads text."""
+    """A part of a message's content. Refusals are the only other kind: the model reads text."""
 
     type: Literal["text"]
     text: str
@@ -45,13 +46,13 @@ Said = str | Annotated[list[SaidPart], Field(fail_fast=True)]
 
 
 class CalledFunction(Labelled):
-    """What was called, and with what."""
+    """The function that was called, and its arguments."""
 
     name: FunctionName
     arguments: str = ""
-    """A JSON object, as text; nothing stands for an empty one."""
+    """A JSON object, as text; an empty string means an empty object."""
     parsed_arguments: Any = None
-    """The same as openai's client read it: a label."""
+    """The arguments as OpenAI's client parsed them: a label."""
 
 
 class ToolCall(Labelled):
@@ -61,18 +62,18 @@ class ToolCall(Labelled):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Its place among the calls, as streams tell it: a label."""
+    """Its position among the calls, as in streams: a label."""
 
 
 class Message(Labelled):
-    """What all of them may have."""
+    """The fields that all messages may have."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
-    """Whose words they are; for templates that read it."""
+    """The speaker's name, for templates that read it."""
 
 
 class SystemMessage(Message):
-    """What holds for the whole chat. `developer` is OpenAI's newer word for it."""
+    """Instructions for the whole chat. `developer` is OpenAI's newer name for this role."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -92,27 +93,27 @@ class AssistantMessage(Message):
     content: Said | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     refusal: str | None = None
-    """What it said instead of an answer, where there is no content."""
+    """What it said instead of an answer, if there is no content."""
     reasoning_content: str | None = None
-    """What it thought; for templates that read it."""
+    """Its reasoning, for templates that read it."""
     reasoning: str | None = None
-    """The same by its newer name."""
+    """The newer name of `reasoning_content`."""
     annotations: list[Any] | None = None
-    """Of other servers' searches: a label."""
+    """From other servers' web searches: a label."""
     parsed: Any = None
-    """The content as openai's client read it: a label."""
-    # Of these only "there is none" can be taken.
+    """The content as OpenAI's client parsed it: a label."""
+    # Of these, only null is accepted.
     audio: None = None
     function_call: None = None
 
 
 class ToolMessage(Message):
-    """What a call gave."""
+    """The result of a call."""
 
     role: Literal["tool"]
     content: Content
     tool_call_id: CallId
-    """The function is looked up by it, unless `name` tells."""
+    """The function is looked up by this id, unless `name` is given."""
 
 
 AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

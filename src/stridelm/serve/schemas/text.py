@@ -18,20 +18,20 @@ Prompts = (
 
 
 class CompletionRequest(TextRequest):
-    """Text that the model is to continue, as it stands: without a chat template."""
+    """Text that the model is to continue as it is, without a chat template."""
 
     prompt: Prompts
     """Text, token ids, or a list of either: each gets its own answers."""
     echo: bool | None = None
-    """Repeat the prompt before the answer; with `logprobs`, those of the prompt, too."""
+    """Repeat the prompt before the answer; with `logprobs`, report those of the prompt, too."""
     logprobs: Annotated[int, Field(ge=0, le=LARGEST_ALTERNATIVES)] | None = None
-    """Say how likely each token was, and name so many of the likeliest."""
+    """Report the log probability of each token, and of this many of the likeliest tokens."""
     max_tokens: Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None = None
-    """The most tokens to write (16)."""
+    """Maximum number of tokens to write (16)."""
     suffix: str | None = None
-    """What stands behind the answer; for models that were taught to fill in, as their tokens tell."""
+    """Text that follows the answer; for models that were trained to fill in, which their vocabulary shows."""
     best_of: Annotated[int, Field(ge=0, le=1)] | None = None
-    """One answer is written for one that is given, so 1 (or 0) is all that can be taken."""
+    """Only 1 (or 0) is accepted: every answer that is written is returned."""
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -44,18 +44,18 @@ class CompletionRequest(TextRequest):
 
 
 class TokenizeText(Strict):
-    """Text to be cut into tokens."""
+    """Text to be tokenized."""
 
     model: str | None = None
     prompt: str
     add_special_tokens: bool = True
-    """Add what the tokenizer puts around a text, such as a token that begins it."""
+    """Add the special tokens that the tokenizer puts around a text, such as one at its beginning."""
     return_token_strs: bool = False
-    """Name the tokens, too."""
+    """Return the tokens as strings, too."""
 
 
 class TokenizeChat(Strict):
-    """A chat to be put into the model's template and cut into tokens."""
+    """A chat to be put into the model's template and tokenized."""
 
     model: str | None = None
     messages: Messages
@@ -63,11 +63,11 @@ class TokenizeChat(Strict):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: TemplateFields | None = None
-    """What else the chat template is told by name."""
+    """Further variables for the chat template."""
     add_special_tokens: bool = False
     """Templates write their own."""
     return_token_strs: bool = False
-    """Name the tokens, too."""
+    """Return the tokens as strings, too."""
 
 
 def _which(body: Any) -> str:
@@ -80,7 +80,7 @@ TokenizeRequest = Annotated[
 
 
 class DetokenizeRequest(Strict):
-    """Tokens to be made text."""
+    """Tokens to be decoded to text."""
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
@@ -91,10 +91,10 @@ class TokenizeReply(BaseModel):
 
     count: int
     max_model_len: int
-    """The most tokens of a prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its answer together."""
     tokens: list[int]
     token_strs: list[str] | None
-    """The tokens' names, if they were asked for."""
+    """The tokens as strings, if requested."""
 
 
 class DetokenizeReply(BaseModel):

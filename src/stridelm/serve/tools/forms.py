@@ -1,4 +1,4 @@
-"""How models write calls of functions: one entry a form, told apart by a marker in the chat template."""
+"""How models write function calls: one entry per format, recognised by a marker in the chat template."""
 
 import json
 from collections.abc import Callable
@@ -21,21 +21,21 @@ class ToolFormat:
     """One way to write calls."""
 
     markers: tuple[str, ...]
-    """A template that holds one of these, and has a place for tools, writes calls so."""
+    """A template that contains one of these, and accepts tools, writes calls in this format."""
     openings: tuple[str, ...]
-    """What calls begin with. From here on text is held back."""
+    """Strings that calls may begin with. From there on, text is held back."""
     opens_anywhere: bool
     """Whether calls may follow text; otherwise they are the whole answer."""
     arguments: str
-    """The key of the arguments."""
+    """The JSON key of the arguments."""
     begin: str
     before: str
     after: str
     between: str
     end: str
-    """What stands before all calls, before and after each, between two and behind all."""
+    """The five: text before all calls, before each call, after each call, between two calls, and after all calls."""
     id_length: int = 24
-    """How many characters the id of a call has behind `call_`, or in all where a template insists."""
+    """Number of characters of a call's id after `id_prefix`. Some templates insist on a length, without a prefix."""
     id_prefix: str = "call_"
 
     def write(self, calls: list[Call]) -> str:
@@ -49,7 +49,7 @@ class ToolFormat:
         return self.begin + self.between.join(written) + self.end
 
     def parse(self, value: object) -> Call | None:
-        """The call that a JSON value stands for, None if it is none."""
+        """The call that a JSON value represents, or None if it is not a call."""
         match value:
             case {"name": str(name), **rest} if rest.keys() <= {self.arguments}:
                 arguments = rest.get(self.arguments, {})
@@ -68,7 +68,7 @@ HERMES = ToolFormat(
     between="\n",
     end="",
 )
-"""Hermes, Qwen and most others; also spoken to models whose template has no place for tools."""
+"""Hermes, Qwen and most others; also used for models whose template does not accept tools."""
 MISTRAL = ToolFormat(
     markers=("[TOOL_CALLS]",),
     openings=("[TOOL_CALLS]", "["),
@@ -82,7 +82,7 @@ MISTRAL = ToolFormat(
     id_length=9,
     id_prefix="",
 )
-"""The marker is a special token in most of its tokenizers, so it may be missing from the text."""
+"""The marker is a special token in most Mistral tokenizers, so it may be missing from the text."""
 LLAMA = ToolFormat(
     markers=("<|python_tag|>", '"parameters": '),
     openings=("<|python_tag|>", "{"),
@@ -104,22 +104,22 @@ _PROBE: list[dict[str, Any]] = [
 
 @dataclass(frozen=True, slots=True)
 class ToolTalk:
-    """How one model is told of tools and how it calls them."""
+    """How tools are described to one model, and how it calls them."""
 
     format: ToolFormat | None
-    """None: its template has a place for tools, but writes calls in a form that is not known here."""
+    """None: its template accepts tools, but writes calls in a format that is not supported."""
     has_place: bool
-    """Whether the template takes tools; otherwise they are described in the system's message."""
+    """Whether the template accepts tools; otherwise they are described in the system message."""
 
 
 def tool_talk(template: str | None, render: Callable[[list[dict[str, Any]] | None], str]) -> ToolTalk:
-    """`render` puts a user's message into the template, with tools or without."""
+    """Find out how a model uses tools. `render` applies the template to a user's message, with tools or without."""
     if template is None:
         return ToolTalk(HERMES, False)
     plain = render(None)
     try:
         has_place = render(_PROBE) != plain
-    except Exception:  # a template is a program of the model's: it may raise anything
+    except Exception:  # a template is a program that comes with the model: it may raise anything
         has_place = False
     if not has_place:
         return ToolTalk(HERMES, False)
@@ -128,7 +128,7 @@ def tool_talk(template: str | None, render: Callable[[list[dict[str, Any]] | Non
 
 
 def describe(tools: list[dict[str, Any]]) -> str:
-    """What a model is told of tools in the system's message."""
+    """The description of tools for the system message."""
     lines = "\n".join(orjson.dumps(tool).decode() for tool in tools)
     example = HERMES.before + '{"name": "the function", "arguments": {"an argument": "its value"}}' + HERMES.after
     return (

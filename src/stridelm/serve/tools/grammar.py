@@ -1,4 +1,4 @@
-"""Grammars that make a model call functions, in the form that it knows."""
+"""Grammars that make a model call functions, in its own format."""
 
 import json
 from typing import Any
@@ -9,15 +9,15 @@ from stridelm.serve.schemas.chat import Function
 from stridelm.serve.tools.forms import ToolFormat
 
 _NO_ARGUMENTS: dict[str, Any] = {"properties": {}, "additionalProperties": False}
-# Free white space would let a weak model write nothing else.
+# If any white space were allowed, a weak model could write nothing else.
 _SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", ", "coerce_one_of": True}
 
 
 def must_call(
     form: ToolFormat, functions: list[Function], *, many: bool, special: dict[str, int], closes: bool = True
 ) -> str:
-    """A Lark grammar of one call or more. `special`: the tokenizer's tokens that text is not cut into, by name;
-    `closes`: as in `meant`, here and below."""
+    """A Lark grammar for one or more calls. `special`: the tokenizer's special tokens, which text is never encoded to,
+    by name; `closes`: as in `meant`, here and below."""
     more = f"({_quoted(form.between)} call)*" if many and form.between else ""
     begin = next((name for name in special if form.begin.startswith(name)), "")
     opening = f"<[{special[begin]}]> " if begin else ""
@@ -37,7 +37,7 @@ def call_or_json(
     special: dict[str, int],
     closes: bool = True,
 ) -> str:
-    """One call or more, or JSON of a schema."""
+    """A grammar for one or more calls, or for JSON that matches a schema."""
     start, call, *bodies = must_call(form, functions, many=many, special=special, closes=closes).split("\n")
     if not (form.begin or form.before):
         bodies = _loose_bodies(form, functions, closes)
@@ -46,7 +46,7 @@ def call_or_json(
 
 
 def may_call(form: ToolFormat, functions: list[Function], *, many: bool, closes: bool = True) -> str:
-    """Text without a call, or text and then calls that keep to their schemas."""
+    """A grammar for text without a call, or for text followed by calls that match their schemas."""
     opening = form.openings[0]
     assert form.opens_anywhere and form.before.startswith(opening)
     rest = form.before.removeprefix(opening)
@@ -63,7 +63,7 @@ def may_call(form: ToolFormat, functions: list[Function], *, many: bool, closes:
 
 
 def _bodies(form: ToolFormat, functions: list[Function], closes: bool) -> list[str]:
-    """Each function's JSON is a rule of its own: a schema's references are looked up from its own root."""
+    """Each function's JSON is a rule of its own, because a schema's references are resolved from its own root."""
     lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
     for index, function in enumerate(functions):
         opening = '{"name": ' + json.dumps(function.name) + ', "' + form.arguments + '": '
@@ -75,8 +75,8 @@ def _bodies(form: ToolFormat, functions: list[Function], closes: bool) -> list[s
 
 
 def _loose_bodies(form: ToolFormat, functions: list[Function], closes: bool) -> list[str]:
-    """The same in the words of JSON, with its white space: where an answer begins as a call does, one long word for a
-    call's beginning would be the only one that is read."""
+    """The same in single JSON tokens, with white space between them. If a JSON answer can begin like a call, the lexer
+    would match only the call's beginning if that were one long literal."""
     lines = ["body: " + " | ".join(f"body_{index}" for index in range(len(functions)))]
     for index, function in enumerate(functions):
         words = ("{", '"name"', ":", json.dumps(function.name), ",", f'"{form.arguments}"', ":")

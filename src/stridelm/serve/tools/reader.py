@@ -1,8 +1,8 @@
-"""Calls out of text while it is being written: text goes on at once, and so do a call's arguments.
+"""Finds calls in text while it is being written: text is passed on at once, and so are a call's arguments.
 
-A call is one from where its name, known, and the brace of its arguments stand. What follows belongs to it, also where
-it is no JSON or the answer ends within it: whoever asked for the call has to look, as with any model. A call that is
-written in another order is given when it is whole, if it is one.
+A call is recognised as soon as the name of a known function and the opening brace of its arguments are there. What
+follows belongs to the call, even if it is not JSON or the answer ends within it: the client has to check it, as with
+any model. A call whose keys are in another order is passed on when it is complete, if it is valid.
 """
 
 import json
@@ -28,16 +28,16 @@ class CallPart:
     """A piece of a call."""
 
     index: int
-    """The call's place among those of the answer."""
+    """The call's position among those of the answer."""
     name: str | None
-    """The function's, in the call's first piece."""
+    """The function's name, in the call's first piece only."""
     arguments: str
-    """JSON, as it is written."""
+    """A piece of JSON, as the model wrote it."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What a piece of text brought."""
+    """The text and calls found in a piece of an answer."""
 
     text: str = ""
     calls: list[CallPart] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Arguments:
         self._depth = 0
 
     def take(self, text: str) -> int:
-        """How many of the characters are still part of the object, as far as can be told."""
+        """Read on; returns how many of these characters are still part of the object."""
         for at, letter in enumerate(text):
             if self.is_whole:
                 return at
@@ -69,29 +69,29 @@ class _Arguments:
 
 
 class CallReader:
-    """Feed it an answer's text piece by piece. What looks like a call of a known function and is none stays text."""
+    """Reads an answer's text piece by piece. Text that only looks like a call of a known function stays text."""
 
     def __init__(self, form: ToolFormat, names: Collection[str], *, many: bool) -> None:
-        """`names`: of the functions that may be called; `many`: whether more than one call may be."""
+        """`names`: the functions that may be called; `many`: whether more than one call is allowed."""
         self.form = form
         self.names = names
         self.many = many
         self.calls = 0
-        """How many calls were found so far."""
+        """Number of calls found so far."""
         self._held = ""
         self._space = ""
-        """White space before what may be a call: no part of the text if it is one."""
+        """White space before a possible call: if it is a call, the white space is not part of the text."""
         self._is_open = False
         self._arguments: _Arguments | None = None
-        """Of the call that is being written."""
+        """The arguments of the call that is being written."""
         self._is_text = False
-        """The answer has begun with something else than calls, in a form where they are the whole answer."""
+        """Whether the answer began with something other than calls, in a format where calls are the whole answer."""
         key = re.escape(form.arguments)
         self._beginning = re.compile(rf'\s*\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{key}"\s*:\s*(?=\{{)')
 
     @property
     def is_done(self) -> bool:
-        """Whether the only call that may be is whole. What follows it is not read."""
+        """Whether only one call is allowed and it is complete. What follows it is not read."""
         return not self.many and self.calls > 0 and (self._arguments is None or self._arguments.is_whole)
 
     def push(self, text: str) -> Found:
@@ -110,21 +110,21 @@ class CallReader:
         if self.is_done:
             return Found()
         if self._arguments is not None and self._arguments.is_whole:
-            rest = _behind_arguments(rest)
+            rest = _after_arguments(rest)
             return Found("" if rest.startswith(",") or self.form.after.strip().startswith(rest) else rest)
         if self._arguments is not None:
             certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
             mine = self._arguments.take(certain)
-            if self._arguments.in_string:  # what looked like the end of the call is part of what is said
+            if self._arguments.in_string:  # what looked like the end of the call is part of a string
                 mine += self._arguments.take(rest[len(certain) :])
             return Found(calls=self._piece(rest[:mine]))
         if self.form.opens_anywhere:
-            # The end may be missing, all of it or a part: it was a stop string, or there was no room for it.
+            # All or part of the closing tag may be missing: it was a stop string, or there was no room for it.
             body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
             call = self._call(body) if self._is_open else None
             calls = [] if call is None else [call]
         else:
-            inner = self._behind_calls(rest)
+            inner = self._after_calls(rest)
             calls = [] if self._is_text else self._all_calls(inner)
             rest = inner if self.calls else rest
         parts = [self._whole(call) for call in calls]
@@ -133,13 +133,13 @@ class CallReader:
         return Found(self._space + rest)
 
     def _advance(self, found: Found) -> bool:
-        """Take one step through what is held; False: more text is needed."""
+        """Process the next part of the held text; False: more text is needed."""
         opening, closing = self.form.openings[0], self.form.after.strip()
         if self._is_open:
             if self._arguments is None and self._begins(self._held.removeprefix(opening), found):
                 return True
             if self._arguments is not None:
-                return self._go_on(found)
+                return self._advance_arguments(found)
             body, closed, behind = self._held.partition(closing)
             if not closed:
                 return False
@@ -153,27 +153,27 @@ class CallReader:
             return True
         before, opened, _ = self._held.partition(opening)
         if opened:
-            # White space before a call is part of neither.
+            # White space before a call belongs neither to the text nor to the call.
             certain = before.rstrip()
             found.text += certain
             self._space, self._is_open = before[len(certain) :], True
             self._held = self._held[len(before) :]
             return True
-        # A call may be about to begin; the white space before it is not text then.
+        # If a call is about to begin, the white space before it is not text.
         certain = self._held[: len(self._held) - overlap(self._held, opening)].rstrip()
         found.text += certain
         self._held = self._held[len(certain) :]
         return False
 
-    def _go_on(self, found: Found) -> bool:
-        """The same within a call's arguments: they end with their object, or where the call is closed."""
+    def _advance_arguments(self, found: Found) -> bool:
+        """As `_advance`, within a call's arguments: they end with their object, or where the call is closed."""
         assert self._arguments is not None
         closing = self.form.after.strip()
         if not self._arguments.is_whole:
             at = self._held.find(closing)
             certain = self._held[: at if at >= 0 else len(self._held) - overlap(self._held, closing)]
             mine = self._arguments.take(certain)
-            if self._arguments.in_string and at >= 0:  # part of what is said
+            if self._arguments.in_string and at >= 0:  # the tag is part of a string
                 mine += self._arguments.take(closing)
             found.calls += self._piece(self._held[:mine])
             self._held = self._held[mine:]
@@ -181,12 +181,12 @@ class CallReader:
                 return True
             if at < 0:
                 return False
-        return self._close(_behind_arguments(self._held))
+        return self._close(_after_arguments(self._held))
 
     def _close(self, rest: str) -> bool:
-        """End a call whose arguments have ended. Models forget the tag that closes it."""
+        """End a call whose arguments have ended. Models sometimes forget the closing tag."""
         opening, closing = self.form.openings[0], self.form.after.strip()
-        if rest.startswith(","):  # the call's object goes on, with keys that nobody reads
+        if rest.startswith(","):  # the call's object has further keys, which are ignored
             rest = rest[min((at for at in (rest.find(opening), rest.find(closing)) if at >= 0), default=len(rest)) :]
         if any(tag.startswith(rest) and tag != rest for tag in (opening, closing)):
             return False
@@ -194,7 +194,7 @@ class CallReader:
         return True
 
     def _advance_list(self, found: Found) -> bool:
-        """The same in a form where calls are the whole answer."""
+        """As `_advance`, in a format where calls are the whole answer."""
         if self._arguments is not None:
             mine = self._arguments.take(self._held)
             found.calls += self._piece(self._held[:mine])
@@ -208,10 +208,10 @@ class CallReader:
             found.text += self._held
             self._held = ""
             return False
-        return self._begins(self._behind_calls(self._held), found)
+        return self._begins(self._after_calls(self._held), found)
 
     def _begins(self, text: str, found: Found) -> bool:
-        """Whether a call begins here whose arguments can be given as they come."""
+        """Whether a call begins here whose arguments can be passed on as they come."""
         beginning = self._beginning.match(text)
         if beginning is None:
             return False
@@ -229,8 +229,8 @@ class CallReader:
     def _piece(self, text: str) -> list[CallPart]:
         return [CallPart(self.calls - 1, None, text)] if text else []
 
-    def _behind_calls(self, text: str) -> str:
-        """What is held, without what stands before a call, and behind the one before."""
+    def _after_calls(self, text: str) -> str:
+        """The text without what separates the next call from the one before, or from the answer's beginning."""
         text = text.lstrip()
         if not self.calls:
             text = text.removeprefix(self.form.openings[0]).lstrip()
@@ -245,7 +245,7 @@ class CallReader:
         return any(begun.startswith(opening) or opening.startswith(begun) for opening in self.form.openings)
 
     def _call(self, text: str) -> Call | None:
-        """A call of a function that there is, if this is one."""
+        """The call that this text is, or None if it is not a call of a known function."""
         try:
             value = _JSON.decode(text)
         except (ValueError, RecursionError):
@@ -254,7 +254,7 @@ class CallReader:
 
     def _known(self, value: object) -> Call | None:
         try:
-            orjson.dumps(value)  # lone surrogates, numbers beyond 64 bits, great depth: nobody could read them back
+            orjson.dumps(value)  # lone surrogates, numbers beyond 64 bits, deep nesting: clients could not parse them
         except orjson.JSONEncodeError:
             return None
         call = self.form.parse(value)
@@ -265,7 +265,7 @@ class CallReader:
         return CallPart(self.calls - 1, call.name, json.dumps(call.arguments, ensure_ascii=False))
 
     def _all_calls(self, text: str) -> list[Call]:
-        """The calls that make up a whole answer; none if any of it is something else."""
+        """The calls that make up a whole answer; none if any part of it is not a call."""
         values: list[object] = []
         if not text.strip():
             return []
@@ -285,6 +285,6 @@ class CallReader:
         return known[: None if self.many else 1] if len(known) == len(calls) else []
 
 
-def _behind_arguments(text: str) -> str:
-    """What follows a call's object: models close it more than once."""
+def _after_arguments(text: str) -> str:
+    """What follows a call's object, without further closing braces: models sometimes write too many."""
     return text.lstrip(" \t\r\n}")

@@ -1,4 +1,4 @@
-"""What a chat's request says of tools and of the answer's form: checked, and made a grammar where there is one."""
+"""Tools and response format of a chat request: checked, and compiled to a grammar if they restrict the answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +25,9 @@ class ToolUse:
 
     form: ToolFormat
     shown: list[Function]
-    """What the model is told of."""
+    """The functions that are described to the model."""
     callable: list[Function]
-    """What it may call."""
+    """The functions that it may call."""
     is_forced: bool
     many: bool
     """Whether it may call more than once."""
@@ -37,7 +37,7 @@ class ToolUse:
 
 
 def tool_use(settings: ServeSettings, talk: ToolTalk, request: ChatRequest) -> ToolUse | None:
-    """None: nothing can be called."""
+    """The request's functions, checked; None: nothing can be called."""
     if request.functions and request.function_call != "none":
         raise ApiError(400, "functions: they are tools by now, send them as such", param="functions")
     functions = [tool.function for tool in request.tools or ()]
@@ -60,8 +60,8 @@ def tool_use(settings: ServeSettings, talk: ToolTalk, request: ChatRequest) -> T
 async def answer_grammar(
     context: Context, request: ChatRequest, use: ToolUse | None, vocabulary: Vocabulary
 ) -> Start | None:
-    """What the answer must keep to; None: nothing. Where nothing could keep to the schemas with their objects closed,
-    they are taken as they stand."""
+    """The grammar that the answer must match; None: any text is allowed. If no text could match the schemas with their
+    objects closed (see `meant`), they are used as they are."""
     try:
         return await _grammar(context, request, use, vocabulary, closes=True)
     except Uncompilable:
@@ -90,7 +90,7 @@ async def _grammar(
 
 @contextmanager
 def _blaming(param: str) -> Iterator[None]:
-    """Let errors that name no field name this one."""
+    """Add this field's name to errors that name no field."""
     try:
         yield
     except ApiError as error:
@@ -99,7 +99,7 @@ def _blaming(param: str) -> Iterator[None]:
 
 
 def _answer_schema(settings: ServeSettings, form: ResponseFormat | None, *, closes: bool) -> dict[str, Any] | None:
-    """What text must keep to; None: nothing."""
+    """The schema that a text answer must match; None: any text is allowed."""
     match form:
         case ObjectFormat():
             return {"type": "object"}
@@ -110,7 +110,7 @@ def _answer_schema(settings: ServeSettings, form: ResponseFormat | None, *, clos
 
 
 def _call_grammar(use: ToolUse, vocabulary: Vocabulary, schema: dict[str, Any] | None, *, closes: bool) -> str | None:
-    """`schema`: what the answer must keep to if it is no call."""
+    """A grammar for calls; None: any text is allowed. `schema`: what the answer must match if it is not a call."""
     form, functions, many, special = use.form, use.callable, use.many, vocabulary.special
     if use.is_forced:
         return must_call(form, functions, many=many, special=special, closes=closes)
@@ -136,7 +136,7 @@ def check_functions(settings: ServeSettings, functions: list[Function]) -> None:
 
 
 def check_schemas(settings: ServeSettings, schemas: list[dict[str, Any]], param: str) -> None:
-    """Their depth first: what nests too deep cannot even be measured otherwise."""
+    """Check depths first: a schema that is nested too deeply cannot be serialised to measure its size."""
     if max((depth(schema) for schema in schemas), default=0) > settings.max_schema_depth:
         message = f"{param}: schemas may nest {settings.max_schema_depth} deep at most"
         raise ApiError(400, message, param=param)

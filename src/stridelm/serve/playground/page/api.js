@@ -1,6 +1,6 @@
-// Talking to the server that the page came from, and to no other. What goes wrong is a Problem, in words.
+// Requests to the server that the page came from, and to no other. Failures are thrown as Problems for people to read.
 
-/** Something that a person should read. */
+/** An error whose message is shown to the user. */
 export class Problem extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -13,7 +13,7 @@ const CUT = "The server went away in the middle of the answer. What it had writt
 
 let key = "";
 
-/** Kept in memory only: closing the window, or loading it anew, forgets it. */
+/** The key is kept in memory only: closing or reloading the window forgets it. */
 export function useKey(given) {
   if (!/^[\x20-\x7e]+$/.test(given.trim())) {
     throw new Problem("This cannot be an API key: those have no letters beyond ASCII.", 401);

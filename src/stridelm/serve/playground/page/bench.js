@@ -5,7 +5,7 @@ import { dataTable, scrolling } from "./charts.js";
 import { drawCharts } from "./bench_charts.js";
 import { element } from "./dom.js";
 
-/** Fills the place and waits for a report. */
+/** Fill `place` and wait for a report. */
 export function startBench(place) {
   const problem = element("p", { class: "bench-problem", role: "alert" });
   const opened = element("p", { class: "faint", role: "status" });
@@ -17,7 +17,7 @@ export function startBench(place) {
     problem.textContent = "";
     try {
       const report = await reportOf(file);
-      if (own !== latest) return; // another file was opened meanwhile
+      if (own !== latest) return; // another file was opened in the meantime
       const parts = reportParts(report);
       shown.replaceChildren(...parts);
       opened.textContent = `${file.name} is open.`;
@@ -34,7 +34,7 @@ export function startBench(place) {
     type: "file",
     id: "bench-file",
     accept: ".json,application/json",
-    // So that the same file can be opened again after it changed.
+    // Reset, so that the same file can be opened again after it changed.
     onclick: () => (input.value = ""),
     onchange: () => input.files.length && open(input.files[0]),
   });
@@ -134,7 +134,7 @@ function absent({ absent: reasons }) {
   return [element("h3", {}, "Who took no part"), element("ul", {}, lines)];
 }
 
-/** A row for each subject on each suite. A speed-up never stands without a word on the text beside it. */
+/** A row for each subject on each suite. Beside a speed-up, it always says whether the text is the same. */
 function mainTable({ baseline, figures: { columns, rows } }) {
   const titles = columns.rows.map(([title]) => title);
   const caption = `By suite and subject; speed-ups are over ${baseline}`;

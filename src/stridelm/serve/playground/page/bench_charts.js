@@ -1,4 +1,4 @@
-// The charts of a bench report, drawn as its figures say. Nothing is computed here but places on the screen.
+// The charts of a bench report, drawn from its figures. Only positions on the screen are computed here.
 
 import { INK, bar, legend, linearAxis, logAxis, lookAt, plane, rowsPanel, stack } from "./charts_more.js";
 import { chartFigure, plain } from "./charts.js";
@@ -9,7 +9,7 @@ export function drawCharts({ subjects, baseline, figures: { charts } }) {
   const named = charts.flatMap(({ panels }) => panels.flatMap(({ bars, series }) => [...bars, ...series]));
   const others = distinct([...Object.keys(subjects), ...named.map((each) => each.subject)]);
   const looks = others.filter((name) => name !== baseline).map((name, place) => [name, lookAt(place)]);
-  // The baseline is in ink, since others are held against it.
+  // The baseline has the text's colour, since the others are compared with it.
   const look = new Map([...looks, [baseline, INK]]);
   return charts
     .filter(({ kind }) => Object.hasOwn(KINDS, kind))
@@ -22,7 +22,7 @@ export function drawCharts({ subjects, baseline, figures: { charts } }) {
 const KINDS = { bars, stacks, lines: curves, steps: curves, points };
 
 const distinct = (values) => [...new Set(values)];
-/** Without spreading: a long list is more than a call may have of arguments. */
+/** Without spreading: a long list has more values than a call may have arguments. */
 const largest = (values) => values.reduce((most, value) => Math.max(most, value), -Infinity);
 const smallest = (values) => values.reduce((least, value) => Math.min(least, value), Infinity);
 
@@ -67,7 +67,7 @@ function stacks({ panels }) {
   };
 }
 
-/** Lines, or curves of steps: a look for each subject. */
+/** Lines or step curves, with one look per subject. */
 function curves({ kind, panels }, look) {
   const names = distinct(panels.flatMap(({ series }) => series.map((each) => each.subject)));
   const [width, height] = panels.length > 3 ? [270, 190] : [330, 250];
@@ -98,7 +98,7 @@ function along({ scale }, values) {
   return { low: low - 0.3, high: high + 0.3, marks: whole, format: String };
 }
 
-/** Points with names, beside the line on which x and y are the same. */
+/** Points with names, and the line on which x and y are equal. */
 function points({ panels }, look) {
   const drawn = ({ subject, x, y, names }) => {
     const note = (at) => [names[at], subject, `${plain(x[at])}x`, `${plain(y[at])}x`].join(", ");

@@ -1,15 +1,15 @@
-// A bench report from the text of a file, or a sentence that says why it is none. No DOM here.
+// Reads a bench report from the text of a file, or says in a sentence why it is not one. No DOM here.
 
 export const LARGEST = 64 * 2 ** 20;
 export const COMMAND = "stridelm bench --quick --out DIR";
 const VERSION = 1;
 const HOW = `A report is the file DIR/bench.json of \`${COMMAND}\`.`;
-/** More could not be drawn, and no bench has as many. */
+/** Maximum numbers: more could not be drawn, and no bench has as many. */
 const [MOST_ROWS, MOST_POINTS] = [800, 500];
 
 export class NotAReport extends Error {}
 
-/** The report as `stridelm bench` wrote it, with what may be left out in its place. Throws NotAReport. */
+/** The report as `stridelm bench` wrote it, with defaults for optional fields. Throws NotAReport. */
 export function readReport(text) {
   const entry = parsed(text);
   if (!isRecord(entry) || !("version" in entry)) {
@@ -40,7 +40,8 @@ function parsed(text) {
   }
 }
 
-// A shape takes a value and where it stands, and returns the value or throws. Each is made of smaller ones.
+// A shape is a function that takes a value and its path in the report, and returns the value or throws. Shapes are
+// made of smaller ones.
 
 const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const simple = (expected, holds) => (value, where) => {
@@ -67,7 +68,7 @@ const mapped = (value, change) =>
   Object.fromEntries(Object.entries(value).map(([name, each]) => [name, change(each, name)]));
 const named = (of) => (value, where) =>
   mapped(record(value, where), (each, name) => of(each, `${where}.${name.slice(0, 40)}`));
-/** What may be left out, and what stands for it then. */
+/** An optional value, and its default. */
 const or = (fallback, of) => (value, where) => (value === undefined || value === null ? fallback : of(value, where));
 const shape = (fields) => (value, where) =>
   mapped(fields, (of, name) => of(record(value, where)[name], `${where}.${name}`));
@@ -101,7 +102,7 @@ const REPORT = shape({
   figures: FIGURES,
 });
 
-/** A series whose points have an x, a y and, where any has one, a name each. */
+/** A series whose points have an x, a y and, if any has one, a name each. */
 function together(series) {
   return (value, where) => {
     const { x, y, names } = series(value, where);

@@ -1,4 +1,4 @@
-// The card of a stride: how sure the model was, who proposed what, what else might have been said, what was rejected.
+// The card of a stride: the model's probabilities, who proposed each token, its alternatives, and rejected drafts.
 
 import { byId, element } from "./dom.js";
 import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
@@ -33,13 +33,13 @@ function placeCard() {
   card.style.top = `${top}px`;
 }
 
-/** A moment later, so that the pointer can get onto the card. */
+/** Hide the card a moment later, so that the pointer can move onto it. */
 export function hideCard() {
   clearTimeout(leaving);
   leaving = setTimeout(hideNow, 150);
 }
 
-/** Let the card be read on, where it is longer than its place: by keys, since it cannot have the focus. */
+/** Scroll a card that is longer than the window. It is scrolled by keys here, since it cannot have the focus. */
 export function scrollCard(pages) {
   byId("card").scrollBy(0, pages * 0.8 * byId("card").clientHeight);
 }
@@ -47,7 +47,7 @@ export function scrollCard(pages) {
 export function startCard() {
   byId("card").addEventListener("pointerenter", () => clearTimeout(leaving));
   byId("card").addEventListener("pointerleave", hideCard);
-  // Walking with the keys scrolls, too: then the card comes along.
+  // Moving through strides with the keys scrolls, too: then the card moves along.
   const moved = () => (described && described === document.activeElement ? placeCard() : hideNow());
   addEventListener("scroll", moved, { passive: true });
   addEventListener("keydown", (event) => event.key === "Escape" && hideNow());

@@ -1,11 +1,11 @@
-// Charts as SVG, each with a table behind it for those who listen. What is common to all charts, and the column chart.
+// Charts as SVG, each with a table for screen readers. Here is what all charts share, and the column chart.
 
 import { drawing, element } from "./dom.js";
 
 export const GAP = 8;
 
-/** A figure: caption, legend, the drawings in a box that scrolls by itself where it is narrow, and the same as a table,
- *  { head: [text], rows: [[text]] }: for all to unfold, or for those who listen only. */
+/** A figure: caption, legend, the drawings in a box that scrolls if it is too narrow, and the same data as a table,
+ *  { head: [text], rows: [[text]] }, which everyone can unfold (`unfolds`) or only screen readers see. */
 export function chartFigure({ caption, drawings, table, legend = null, note = null, unfolds = true }) {
   for (const svg of drawings) svg.setAttribute("aria-hidden", "true");
   const figures = dataTable(caption, table);
@@ -18,12 +18,12 @@ export function chartFigure({ caption, drawings, table, legend = null, note = nu
     note && element("p", { class: "faint" }, note),
     legend,
     scrolling(caption, drawings),
-    // The wrapper is what is not seen: a table that is cut to a pixel still widens what is around it.
+    // The wrapper is what is hidden: a table that is clipped to a pixel would still widen its container.
     unfolds ? unfolded() : element("div", { class: "unseen" }, figures),
   );
 }
 
-/** A box that scrolls by itself, by the keyboard as well, so that a phone does not scroll the page sideways. */
+/** A box that scrolls separately, also by keyboard, so that the page does not scroll sideways on a phone. */
 export function scrolling(name, inside) {
   return element("div", { class: "chart-scroll", role: "region", "aria-label": name, tabindex: 0 }, inside);
 }
@@ -43,7 +43,7 @@ export function dataTable(caption, { head, rows }) {
   return element("table", {}, element("caption", { class: "unseen" }, caption), parts);
 }
 
-/** An empty drawing of so many pixels. It keeps them: its text is as large as the page's. */
+/** An empty drawing of a fixed size in pixels: it is not scaled, so that its text is as large as the page's. */
 export function canvas(width, height) {
   return drawing("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
 }
@@ -58,15 +58,15 @@ export function ticks(low, high, count = 5) {
   return Array.from({ length: last - first + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
 }
 
-/** From values to pixels. */
+/** A function from values to pixels. */
 export function scale([low, high], [from, to]) {
   return (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 }
 
-/** A number of a tick, without digits that say nothing. */
+/** The number of a tick, without insignificant digits. */
 export const plain = (value) => String(Number(value.toPrecision(6)));
 
-/** How wide a text is drawn, about: SVG does not say before it is shown. */
+/** The approximate width of a text: SVG cannot measure it before it is shown. */
 export const textWidth = (text) => 6.9 * text.length + 4;
 
 export function shorten(text, most) {
@@ -89,8 +89,8 @@ export function gridRows(values, y, [left, right], format) {
   ]);
 }
 
-/** Columns, each with its value above and its label below. `columns` is [{ label, value, note }]; `format` says a
- *  value; `most` is the top of the axis where the data should not choose it. */
+/** Columns, each with its value above and its label below. `columns` is [{ label, value, note }]; `format` turns
+ *  a value into text; `most` is the top of the axis, if it should not depend on the data. */
 export function columnChart({ caption, columns, format = plain, xLabel = "", yLabel = "", most = null }) {
   const highest = most ?? Math.max(0, ...columns.map((each) => each.value));
   const marks = ticks(0, highest || 1, 4);

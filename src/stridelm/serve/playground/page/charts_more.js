@@ -1,5 +1,5 @@
 // Rows of bars and stacks, and planes with lines and points. A look is { colour: 0 to 5 or "ink", shape,
-// dashed }: shapes, dashes and words tell what colours do.
+// dashed }: everything that colours show, shapes, dashes and words show, too.
 
 import { GAP, canvas, gridRows, line, plain, scale, shorten, textWidth, ticks, words } from "./charts.js";
 import { drawing, element } from "./dom.js";
@@ -14,7 +14,7 @@ const SHAPES = [
 ];
 export const INK = { colour: "ink", shape: 0, dashed: false };
 
-/** The look at this place; every other time round the colours, lines are dashed. */
+/** The look number `place`; after each round of colours, lines change between solid and dashed. */
 export const lookAt = (place) => ({
   colour: place % 4,
   shape: place % SHAPES.length,
@@ -35,7 +35,7 @@ function curve(points, look) {
   return drawing("polyline", { points: pairs.join(" "), class: kind(look, "curve") });
 }
 
-/** What looks stand for: [{ label, look, as: "bar", "mark" or "both", hollow }]. */
+/** What each look means: [{ label, look, as: "bar", "mark" or "both", hollow }]. */
 export function legend(entries) {
   const sample = ({ look, as, hollow }) => [
     as === "bar" && rectangle(2, 2, 22, 10, look, hollow ? "other" : ""),
@@ -58,8 +58,8 @@ export function legend(entries) {
   );
 }
 
-/** Rows with a name on the left and words on the right: [{ label, said, note, ...what `draw` needs }]. The axis has
- *  `across` pixels, a name so many `letters` at most. */
+/** Rows with a name on the left and words on the right: [{ label, said, note, ...what `draw` needs }]. The axis is
+ *  `across` pixels wide, a name has at most `letters` letters. */
 export function rowsPanel({ title = "", rows, axis, draw, across, letters = 24, reference = null, xTitle = "" }) {
   const names = rows.map((row) => shorten(row.label, letters));
   const left = Math.max(...names.map(textWidth)) + GAP;
@@ -84,14 +84,14 @@ export function rowsPanel({ title = "", rows, axis, draw, across, letters = 24, 
   return svg;
 }
 
-/** A bar from 0 with its interval; `other` marks one that did other work. */
+/** A bar from 0 with its interval; `other` marks one whose text differs or was not compared. */
 export function bar({ value, low, high, look, other }, x, y) {
   const ends = [low, high].map((end) => line(x(end), y - 3, x(end), y + 3, "whisker"));
   const width = Math.max(x(value) - x(0), 1);
   return [rectangle(x(0), y - 6, width, 12, look, other ? "other" : ""), line(x(low), y, x(high), y, "whisker"), ends];
 }
 
-/** Parts one behind the other, each with the longest of its words that fits: [{ value, look, offers }]. */
+/** Parts one after the other, each with the first of its labels (`offers`) that fits: [{ value, look, offers }]. */
 export function stack({ parts }, x, y) {
   let start = 0;
   return parts.map(({ value, look, offers }) => {
@@ -102,14 +102,14 @@ export function stack({ parts }, x, y) {
   });
 }
 
-/** `tight` ends where the values do, otherwise at the next round number. */
+/** With `tight` the axis ends at the values, otherwise at the next round number. */
 export function linearAxis(low, high, { count = 4, format = plain, tight = false } = {}) {
   const marks = ticks(low, high, count);
   if (!tight) return { low: marks[0], high: marks.at(-1), marks, format };
   return { low, high, marks: marks.filter((value) => value >= low && value <= high), format };
 }
 
-/** With numbers at 1, 2 and 5 times the powers of ten; at these alone where they are many. */
+/** With numbers at 1, 2 and 5 times the powers of ten; if there are many powers, only at these. */
 export function logAxis(low, high) {
   const [first, last] = [low, high].map((value) => Math.floor(Math.log10(value)));
   const factors = last - first < 2 ? [1, 2, 5] : [1];
@@ -176,7 +176,7 @@ function scaled(axis, pixels) {
   return (value) => logarithmic(Math.log(Math.max(value, axis.low)));
 }
 
-/** Names beside points where there is room. What finds none has its note, and stands in the table. */
+/** Names beside points, if there is room. A name without room is still in the point's note and in the table. */
 function pointNames(points, along, up, [left, top, right, bottom]) {
   const taken = points.map((point) => [along(point.x) - 5, up(point.y) - 5, along(point.x) + 5, up(point.y) + 5]);
   const isFree = (box) =>

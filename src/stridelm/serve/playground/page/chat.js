@@ -11,12 +11,12 @@ import { StrideText } from "./strides.js";
 
 let model = "";
 let underWay = null;
-/** What was said, as the server is told it. */
+/** The messages so far, as they are sent to the server. */
 let history = [];
-/** The last request, without the trace that only this page wants, with the seed that was drawn for it. */
+/** The last request, without the trace that only this page needs, and with the seed that was drawn for it. */
 let asked = null;
 
-/** `about`: what the server says of itself. */
+/** `about`: the server's description of itself. */
 export function startChat(about) {
   model = about.model;
   byId("chat-copy").replaceChildren(...copyButtons(() => asked ?? request([...history, ...typed()])));
@@ -49,7 +49,7 @@ function typed() {
   return content ? [{ role: "user", content }] : [];
 }
 
-/** The request for an answer to these messages; null where the dials do not allow it, which is then shown. */
+/** The request for an answer to these messages; null if the dials are not valid, which is then shown. */
 function request(messages) {
   try {
     return messages.length ? { model, messages, ...dialled(), stream: true } : null;
@@ -70,7 +70,7 @@ async function send() {
   byId("chat-text").value ||= message.content;
 }
 
-/** Another answer in the last one's place, which stays until there is something to put there. */
+/** Replace the last answer by another one. The last one is kept if the new one does not come. */
 async function again() {
   const body = request(history.at(-1)?.role === "assistant" ? history.slice(0, -1) : history);
   if (!body) return;
@@ -80,7 +80,7 @@ async function again() {
   else if (before) before.hidden = false;
 }
 
-/** Write the answer. Whether there is any of it: then it is part of the history, with what it answers. */
+/** Request and show an answer. Returns whether there is any text: if so, question and answer join the history. */
 async function answer(body) {
   clearNotice();
   const place = element("div", { class: "strides" });

@@ -1,4 +1,4 @@
-// What every dial does at its present place, in a sentence. Pure functions.
+// What each dial does at its current value, in a sentence. Pure functions.
 
 import { percent, plural } from "./words.js";
 
@@ -31,7 +31,7 @@ const EFFECTS = {
   max_tokens: (value) => `The answer ends after ${plural(value, "token")} at the latest.`,
 };
 
-/** `values`: where all dials stand; `decoder`: the chosen one, as the server describes it. */
+/** `values`: the values of all dials; `decoder`: the chosen one, as the server describes it. */
 export function effect(name, values, decoder) {
   return EFFECTS[name](values[name], decoder, values);
 }

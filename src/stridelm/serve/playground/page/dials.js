@@ -20,7 +20,7 @@ const PLAIN = "autoregressive";
 let decoders = [];
 let hasPlain = true;
 
-/** `about`: what the server says of its model and decoders. Dials that were there keep their places. */
+/** `about`: the server's description of its model and decoders. Dials that exist already keep their values. */
 export function startDials(about) {
   const before = decoders.length ? values() : {};
   decoders = about.decoders;
@@ -32,8 +32,8 @@ export function startDials(about) {
   offerPlain();
 }
 
-/** Put the dials into the view that is shown; without a place they are out of sight. `isRace`: the other lane is plain
- *  decoding already, so this one cannot be. */
+/** Put the dials into `place`, in the view that is shown; without a place they are hidden. `isRace`: the other lane is
+ *  plain decoding already, so this one cannot be. */
 export function placeDials(place, isRace) {
   byId("dials").hidden = !place;
   place?.append(byId("dials"));
@@ -48,7 +48,7 @@ function offerPlain() {
   refresh();
 }
 
-/** The fields of a request that the dials stand for. Settings that the decoder does not take are left out. */
+/** The fields of a request that the dials set. Settings that the decoder does not take are left out. */
 export function dialled() {
   for (const { name, label } of DIALS) {
     if (!input(name).disabled && !input(name).checkValidity()) {
@@ -104,7 +104,7 @@ function row(dial, options) {
   );
 }
 
-/** Every dial says what it does where it stands now, or why it does nothing. */
+/** Let each dial say what it does at its current value, or why it has no effect. */
 function refresh() {
   const now = values();
   const decoder = chosen();

@@ -1,4 +1,4 @@
-// Elements without markup: text goes in as text, always.
+// Creates elements without parsing markup: text is always inserted as text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,7 +23,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** The element with this id, which must be there. */
+/** The element with this id, which must exist. */
 export function byId(id) {
   const found = document.getElementById(id);
   if (!found) throw new Error(`the page has no #${id}`);
@@ -38,8 +38,8 @@ const SPACES = new Map([
 ]);
 const UNSEEN = /(\s|[\u200b-\u200f\u2060\ufeff])/;
 
-/** A token's text with its whitespace to be seen: a dot for a space, a sign for tabs and line ends, the number of what
- *  has no sign. The text itself stays what it is, so that copying and reading aloud work. */
+/** A token's text with visible whitespace: a dot for a space, a sign for tabs and line ends, and the code point of
+ *  characters without a sign. The text itself is unchanged, so that copying and screen readers work. */
 export function visible(text) {
   return text
     .split(UNSEEN)

@@ -1,8 +1,8 @@
-// Several strides are drawn at once: a page that draws for every pass would take the engine's cores away.
+// Several strides are drawn at once: drawing after every forward pass would take CPU time from the engine.
 
 const MILLISECONDS = 80;
 
-/** What is added is handed to `draw` in lists, a dozen times a second; `flush` hands over what is left. */
+/** Added items are passed to `draw` in lists, a dozen times a second; `flush` passes on the rest at once. */
 export function gathered(draw) {
   let waiting = [];
   let timer = 0;

@@ -10,11 +10,11 @@ import { drawTree, legend } from "./tree.js";
 
 const CHART_MILLISECONDS = 1000;
 
-/** Fill the place with the view; it follows the runs by itself. */
+/** Fill `place` with the view, which then follows the runs by itself. */
 export function startHood(place) {
   const frame = buildFrame();
   const lengths = new WeakMap();
-  // Which run and forward; what of them is drawn; whether drawing is due.
+  // The chosen run and forward, which of them are drawn, and whether drawing is scheduled.
   const state = { name: null, at: 0, forward: null, last: null, waiting: false, shown: -Infinity, timer: 0 };
   const controls = stepper({ go, choose });
   const inSight = () => place.getClientRects().length > 0;
@@ -36,7 +36,7 @@ export function startHood(place) {
     const length = run.forwards.length;
     lengths.set(run, length);
     if (!known && length && turnsTo(run)) Object.assign(state, { name: run.name, at: 0 });
-    // Whoever looks at the last forward watches the run grow; any other place is kept.
+    // If the last forward is shown, the view follows the run as it grows; otherwise it stays where it is.
     else if (run.name === state.name && inSight() && state.at === known - 1) state.at = Math.max(0, length - 1);
     controls.list(
       keptRuns()
@@ -47,12 +47,12 @@ export function startHood(place) {
     soon();
   }
 
-  /** A run that begins is what one comes to see, unless one looks at another now or it has no drafts to show. */
+  /** Whether to show a run that begins: unless the user is looking at another one, or the run has no drafts. */
   function turnsTo(run) {
     return !chosenRun() || run.name === state.name || (!inSight() && run.decoder !== "autoregressive");
   }
 
-  /** Strides come faster than frames. */
+  /** Draw once per frame at most: strides come faster than frames. */
   function soon() {
     if (state.waiting || !inSight()) return;
     state.waiting = true;
@@ -73,7 +73,7 @@ export function startHood(place) {
     Object.assign(state, { forward, last });
   }
 
-  /** The charts are of all forwards: while a run grows they come once a second. */
+  /** The charts cover all forwards: while a run grows, they are drawn once a second. */
   function showRunSoon() {
     const wait = Math.max(0, state.shown + CHART_MILLISECONDS - performance.now());
     clearTimeout(state.timer);
@@ -88,7 +88,7 @@ export function startHood(place) {
   place.replaceChildren(frame.empty, frame.full);
   keptRuns().forEach(heard);
   onRun(heard);
-  // Nothing is drawn out of sight, but all of it when the view is opened.
+  // Nothing is drawn while the view is hidden, and everything when it is opened.
   new IntersectionObserver(() => (inSight() ? soon() : controls.pause())).observe(place);
 }
 
@@ -107,7 +107,7 @@ function showRun({ figures, charts }, run) {
   charts.replaceChildren(...runCharts(run));
 }
 
-/** What stays while its contents change. */
+/** The elements that stay while their contents change. */
 function buildFrame() {
   const scrolling = (kind, name) => element("div", { class: kind, tabindex: 0, role: "region", "aria-label": name });
   const parts = {

@@ -2,7 +2,7 @@
 
 import { readRows } from "./hood_rows.js";
 
-/** By depth, from 1: the drafts that were looked at (their parent stood), those that stood themselves, and their share.
+/** By depth, from 1: the drafts that were checked (their parent was accepted), those accepted, and their share.
  *  Counted as the benchmarks count, `by_depth` in bench/subjects/ours.py. */
 export function acceptanceByDepth(forwards) {
   const counts = [];
@@ -20,7 +20,7 @@ export function acceptanceByDepth(forwards) {
   return counts.map((count) => ({ ...count, share: count.accepted / count.drafted }));
 }
 
-/** How many forwards emitted 1, 2, 3, ... tokens. None (0) is listed only where it happened. */
+/** How many forwards emitted 1, 2, 3, ... tokens. 0 tokens are listed only if that happened. */
 export function strideLengths(forwards) {
   const counts = new Map();
   for (const { forward } of forwards) counts.set(forward.emitted.length, (counts.get(forward.emitted.length) ?? 0) + 1);

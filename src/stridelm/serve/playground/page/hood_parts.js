@@ -1,4 +1,4 @@
-// What one forward says in words, and the figures of the whole run.
+// One forward in words and tables, and the figures of the whole run.
 
 import { columnChart } from "./charts.js";
 import { drawing, element, visible } from "./dom.js";
@@ -6,12 +6,12 @@ import { acceptanceByDepth, runFigures, strideLengths } from "./hood_figures.js"
 import { readRows } from "./hood_rows.js";
 import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
 
-// Less than this is said as "0.0 %", which is not worth a bar.
+// Less than this is shown as "0.0 %", which is not worth a bar.
 const LEAST_SHARE = 0.0005;
 
 const faint = (...children) => element("span", { class: "faint" }, ...children);
 
-/** The tokens of a forward, each with what else could have stood there. */
+/** The tokens of a forward, each with its alternatives. */
 export function emittedTokens(forward) {
   if (!forward.emitted.length) return faint("This forward read text; it emitted nothing.");
   const tokens = element(
@@ -55,7 +55,7 @@ function bar({ text, probability }, isChosen) {
 
 const COLUMNS = ["Row", "Kind", "Parent", "Token", "Probability", "Drafter", "What became of it"];
 
-/** Every row of a forward: the drawing as a table. */
+/** All rows of a forward: the content of the drawing as a table. */
 export function rowTable(forward) {
   const share = ({ probability, drafter }) => (probability !== null ? percent(probability) : drafter ? "not told" : "");
   const token = ({ text }) => (text === null ? "" : element("code", {}, label(text)));
@@ -103,7 +103,7 @@ export function figureLine(run) {
   );
 }
 
-/** How many drafts stood, and how long the strides were. */
+/** Charts of how many drafts were accepted, and of how long the strides were. */
 export function runCharts(run) {
   const depths = acceptanceByDepth(run.forwards).map(({ depth, share, accepted, drafted }) => ({
     label: String(depth),

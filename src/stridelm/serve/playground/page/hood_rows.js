@@ -1,4 +1,4 @@
-// What became of the rows of one forward, in words. No DOM.
+// What happened to the rows of one forward, in words. No DOM.
 
 import { plural } from "./words.js";
 
@@ -11,7 +11,7 @@ const FATES = {
 };
 
 /** The rows of a forward, each with its number, `row`; its `fate`, a key of FATES; that in words, `became`; and what
- *  a mask `wrote` where the decoder takes masks at their word, or null. */
+ *  a mask `wrote` if the decoder keeps the tokens of masks without verifying them, else null. */
 export function readRows(forward) {
   const accepted = new Set(forward.accepted);
   const stands = (row) => row < 0 || forward.rows[row].kind === "pending" || accepted.has(row);
@@ -24,12 +24,12 @@ export function readRows(forward) {
   });
 }
 
-/** The last row that stands: its output is the token that the model itself adds. */
+/** The last row that is kept: its output is the token that the model itself adds. */
 export function tipOf(forward) {
   return forward.accepted.at(-1) ?? forward.rows.findLastIndex((row) => row.kind === "pending");
 }
 
-/** The token that the model added after the accepted drafts; null where the text ended before it. */
+/** The token that the model added after the accepted drafts; null if the text ended before it. */
 export function ownToken(forward) {
   const token = forward.emitted[forward.accepted.length];
   return token?.source === "model" ? token : null;
@@ -48,7 +48,7 @@ function writtenByMasks(forward) {
   return written;
 }
 
-/** One line: what ran and what came of it. */
+/** One line: what ran, and the result. */
 export function summary(forward) {
   const count = (kind) => forward.rows.filter((row) => row.kind === kind).length;
   const drafts = count("draft");

@@ -4,7 +4,7 @@ import { element } from "./dom.js";
 
 const PLAY_MILLISECONDS = 800;
 
-/** `go(to)`: a forward, by number from 0, was asked for; `choose(name)`: a run. */
+/** `go(to)` is called when the user chooses a forward, by number from 0; `choose(name)` when they choose a run. */
 export function stepper({ go, choose }) {
   let [at, count, timer] = [0, 0, null];
 
@@ -43,14 +43,14 @@ export function stepper({ go, choose }) {
 
   function walk(event) {
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: count - 1 }[event.key];
-    // Fields have meanings of their own for these keys; the range's are the same.
+    // Form fields handle these keys themselves; the range field does the same with them.
     const isOthers = event.target.matches("input, select") || event.altKey || event.ctrlKey || event.metaKey;
     if (to === undefined || isOthers) return;
     event.preventDefault();
     step(to);
   }
 
-  /** Left alone while the names stay: an open list would close. */
+  /** The list is not touched while the names stay the same: it would close if it is open. */
   function list(names, name) {
     const listed = [...chosen.options].map((option) => option.value);
     if (names.join("\n") !== listed.join("\n")) {

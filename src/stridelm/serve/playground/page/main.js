@@ -1,4 +1,4 @@
-// The page: which view is shown, in which colours, and what the server says of itself.
+// The page: which view is shown, in which colours, and the server's description of itself.
 
 import { getJson } from "./api.js";
 import { startBench } from "./bench.js";
@@ -40,7 +40,7 @@ function startTheme() {
   name();
 }
 
-/** Browsers may forbid pages to store anything: then nothing is kept. */
+/** Browsers may forbid pages to store anything: then nothing is stored. */
 function stored(use) {
   try {
     return use(localStorage);
@@ -70,12 +70,12 @@ listenToRace();
 listenToChat();
 startHood(byId("hood"));
 startBench(byId("bench"));
-// Not by its address, which would take the view's place there.
+// Not by a link to its id, which would replace the view's name in the page's address.
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   byId("main").focus();
 });
-// A file that misses the benchmarks' view would be opened in place of the page.
+// Otherwise, a file that is dropped beside the benchmarks' view would replace the page.
 for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
 addEventListener("hashchange", showView);
 showView();

@@ -1,10 +1,10 @@
-// What went wrong, in words, at the top of the page; for a missing key, a field for it. And where the focus goes when
-// what had it goes.
+// Messages about failures, at the top of the page, with a field for a missing API key; messages for screen readers; and
+// where the focus goes when the element that has it disappears.
 
 import { useKey } from "./api.js";
 import { byId, element } from "./dom.js";
 
-/** `retry` is called once a key was given. */
+/** `retry` is called when the user has entered a key. */
 export function startNotices(retry) {
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -20,7 +20,7 @@ export function startNotices(retry) {
   });
 }
 
-/** Show a problem; `action` is an optional {label, run}. What a person asked to be stopped is none. */
+/** Show a problem; `action` is an optional {label, run}. A request that the user stopped is not a problem. */
 export function showProblem(problem, action = null) {
   if (problem.name === "AbortError") return;
   if (!("status" in problem)) console.error(problem);
@@ -46,12 +46,13 @@ export function clearNotice() {
   });
 }
 
-/** Say something to those who listen to the page instead of looking at it. */
+/** Announce a text to screen readers. */
 export function say(text) {
   byId("said").textContent = text;
 }
 
-/** Do what hides or disables elements. If one of them had the focus, it goes to the first place that can have it. */
+/** Run `change`, which hides or disables elements. If one of them had the focus, it moves to the first (or else the
+ *  second) element. */
 export function moveFocus(first, second, change) {
   const holder = document.activeElement;
   change();

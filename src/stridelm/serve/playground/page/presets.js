@@ -1,4 +1,4 @@
-// Prompts that teach, each with what it shows.
+// Example prompts, each with what it shows.
 
 export const PRESETS = [
   {

@@ -15,10 +15,10 @@ const COUNTERS = ["tokens/s", "tokens per forward", "first token", "forwards", "
 
 let model = "";
 let underWay = null;
-/** The last race: its request, its seed, and how many others the server was busy with. */
+/** The last race: its request, its seed, and how many other requests the server had. */
 let last = null;
 
-/** `about`: what the server says of itself. */
+/** `about`: the server's description of itself. */
 export function startRace(about) {
   model = about.model;
   byId("presets").replaceChildren(...PRESETS.map(presetButton), element("p", { id: "preset-shows", class: "faint" }));
@@ -26,7 +26,7 @@ export function startRace(about) {
   byId("race-copy").replaceChildren(...copyButtons(asChat));
 }
 
-/** Once; `startRace` may come again when the server is asked anew. */
+/** Called only once, while `startRace` is called again whenever the server is asked for its description again. */
 export function listenToRace() {
   byId("race-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -56,7 +56,7 @@ function request() {
   return { model, messages: [{ role: "user", content: byId("race-prompt").value }], ...dialled() };
 }
 
-/** The second lane's request, as anyone would send it; of the race that was just run, with the seed that it had. */
+/** The second lane's request, as any client would send it; that of the last race with the seed that it had. */
 function asChat() {
   try {
     const body = request();

@@ -11,7 +11,7 @@
 const runs = new Map();
 const listeners = new Set();
 
-/** Keep a run, in place of an earlier one of its name. May be called again while the run grows. */
+/** Keep a run, and drop an earlier one of the same name. May be called again while the run grows. */
 export function keepRun(run) {
   runs.set(run.name, run);
   for (const listener of listeners) listener(run);
@@ -19,7 +19,7 @@ export function keepRun(run) {
 
 export const keptRuns = () => [...runs.values()];
 
-/** Be told of every run that is kept. */
+/** Call `listener` for every run that is kept. */
 export function onRun(listener) {
   listeners.add(listener);
 }

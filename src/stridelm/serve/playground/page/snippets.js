@@ -1,4 +1,4 @@
-// The same request for a terminal and for a program. A key is never copied: its place is an environment variable.
+// The same request for a terminal and for a program. A key is never copied: snippets read it from the environment.
 
 import { hasKey } from "./api.js";
 import { element } from "./dom.js";
@@ -31,7 +31,7 @@ function asPython(body) {
   ].join("\n");
 }
 
-/** Buttons that copy a request; `body` gives it, or null while there is none. */
+/** Buttons that copy a request; `body` returns it, or null if there is none. */
 export function copyButtons(body) {
   return [
     ["curl", asCurl],
@@ -50,7 +50,7 @@ async function copy(button, name, body, write) {
     button.textContent = "Copied";
     say(`The request was copied as ${name}.`);
   } catch {
-    // Browsers have no clipboard for pages that came over plain HTTP from another machine.
+    // Browsers provide no clipboard to pages that were loaded over plain HTTP from another machine.
     button.parentElement.querySelector("textarea")?.remove();
     const area = element("textarea", {
       class: "copied",

@@ -1,18 +1,18 @@
-// An answer as strides: the tokens of one forward pass stand together, in one colour, and tell of themselves.
+// An answer as strides: the tokens of one forward pass are together, in one colour, and have a card with details.
 
 import { hideCard, scrollCard, showCard } from "./card.js";
 import { element, visible } from "./dom.js";
 
 const COLOURS = 4;
-/** Strides after which a block may end, at the next line end. */
+/** Number of strides after which a block ends, at the next line end. */
 const FULL = 64;
 const BROKEN = "\ufffd";
-/** Where a line may break between strides: a space without width. */
+/** A zero-width space between strides, where a line may break. */
 const BREAK = "\u200b";
 
-/** The text of one answer. Strides are walked with the arrow keys; pointing at one, or being there, shows its card. */
+/** The text of one answer. The arrow keys move between strides; the card of a stride is shown on hover or focus. */
 export class StrideText {
-  /** `place`: an empty element; `label`: what those who cannot see it are told that it is. */
+  /** `place`: an empty element; `label`: its name for screen readers. */
   constructor(place, label) {
     this.place = place;
     this.tokens = [];
@@ -23,7 +23,7 @@ export class StrideText {
     place.addEventListener("focusout", hideCard);
   }
 
-  /** Forward passes, each {text, finish_reason, forward}. */
+  /** Add forward passes, each {text, finish_reason, forward}. */
   add(passes) {
     const isAtEnd = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight < 48;
     for (const each of passes.filter(({ forward }) => forward.emitted.length)) {
@@ -32,7 +32,7 @@ export class StrideText {
     if (isAtEnd) this.place.scrollTop = this.place.scrollHeight;
   }
 
-  /** Where the next stride goes. Long answers are laid out block by block, or every stride would move all of them. */
+  /** The block for the next stride. Answers are laid out in blocks, so that a stride does not move all earlier ones. */
   #block() {
     const last = this.place.lastElementChild;
     const isFull = last?.childElementCount >= FULL && last.textContent.endsWith(`\n${BREAK}`);
@@ -56,7 +56,7 @@ export class StrideText {
     return stride;
   }
 
-  /** Mark a token, because the other answer has another one there, or none. */
+  /** Mark a token, because the other answer has a different one there, or none. */
   markDifference(index) {
     const { span } = this.tokens[index] ?? {};
     span?.classList.add("differs");
@@ -87,7 +87,7 @@ export class StrideText {
   }
 }
 
-/** A stride's tokens. Where a character lies in several tokens none of them can be shown by itself. */
+/** A stride's tokens. If a character is spread over several tokens, they cannot be shown one by one. */
 function parts(emitted, text, ending) {
   if (emitted.some((each) => each.text.includes(BROKEN))) {
     return [element("span", { class: "token" }, visible(text || "\u2026"))];

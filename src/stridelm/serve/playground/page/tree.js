@@ -1,7 +1,7 @@
 // The rows of one forward, drawn as the tree they are: a row sees its ancestors.
 //
-//   pending  +1      +2      +3        a column is a position in the text; the accepted path is the top line, to be
-//   [row]---[v d1]--[v d2]--(+ own)    read from left to right; what fell, and masks, hang below their parents
+//   pending  +1      +2      +3        a column is a position in the text; the accepted path is the top line, from
+//   [row]---[v d1]--[v d2]--(+ own)    left to right; rejected drafts and masks are below their parents
 //      +----[x d1']-[x d2']
 
 import { drawing } from "./dom.js";
@@ -12,7 +12,7 @@ const NODE = { width: 124, height: 30, across: 160, down: 58, left: 12, top: 36 
 const SHOWN_PENDING = 4;
 const ORDER = { pending: 0, accepted: 0, own: 0, rejected: 1, mask: 2 };
 
-/** Where everything goes. Nodes: {kind, row, text, note, facts, parent, children, column, lane, x, y}. */
+/** The positions of all nodes. Nodes: {kind, row, text, note, facts, parent, children, column, lane, x, y}. */
 function layOut(forward) {
   const rows = readRows(forward);
   const pending = foldPending(rows.filter((row) => row.kind === "pending"));
@@ -25,7 +25,7 @@ function layOut(forward) {
   return { nodes, pendingColumns: pending.length, columns, lanes, width, height: NODE.top + lanes * NODE.down };
 }
 
-/** A whole prompt would push the tree out of sight: its first rows become one node. */
+/** A whole prompt would push the tree out of view, so its first rows become one node. */
 function foldPending(pending) {
   if (pending.length <= SHOWN_PENDING) return pending.map(nodeOfRow);
   const folded = pending.slice(0, 1 - SHOWN_PENDING);
@@ -48,7 +48,7 @@ function nodeOfRow({ row, kind, fate, became, parent, token, text, probability, 
   return { kind: fate === "unreached" ? "rejected" : fate, row, above: parent, weight: probability ?? 0, ...words };
 }
 
-/** What the model itself added is no row, but it shows why the drafts beside it fell. */
+/** The token that the model itself added is not a row, but it shows why the drafts beside it were rejected. */
 function nodesOfOwn(forward) {
   const [own, tip] = [ownToken(forward), tipOf(forward)];
   if (!own) return [];
@@ -65,7 +65,7 @@ function link(nodes) {
   for (const node of nodes) node.children.sort(topFirst);
 }
 
-/** A node lies level with its first child; the others take the next lanes that are free in their column. */
+/** A node is in the same lane as its first child; the others take the next lanes that are free in their column. */
 function settle(node, free, column = 0, least = 0) {
   const [first, ...others] = node.children;
   const highest = Math.max(least, free[column] ?? 0);
@@ -76,7 +76,7 @@ function settle(node, free, column = 0, least = 0) {
   return lane;
 }
 
-/** As much as a node has room for; wide letters (East Asian, emoji) take the room of two. */
+/** As much of a text as fits into a node; wide letters (East Asian, emoji) count as two. */
 function cut(text) {
   let room = 12;
   const letters = [...text];
@@ -84,12 +84,12 @@ function cut(text) {
   return end < 0 ? text : `${letters.slice(0, end - 1).join("")}\u2026`;
 }
 
-/** The tree as an SVG of its real size. */
+/** The tree as an SVG that is not scaled. */
 export function drawTree(forward, number = "") {
   const layout = layOut(forward);
   const { width, height, nodes } = layout;
   const name = `forward ${number}: ${summary(forward)}`;
-  // Where lines share their way, the accepted path is to lie on top.
+  // If lines overlap, the accepted path must be on top.
   const edges = nodes.filter((node) => node.parent).sort((one, other) => ORDER[other.kind] - ORDER[one.kind]);
   const viewBox = `0 0 ${width} ${height}`;
   return drawing(
@@ -116,7 +116,7 @@ function drawEdge({ parent, kind, x, y }) {
   return drawing("path", { class: `edge is-${kind}`, d: `M${startX} ${startY}${startY === endY ? "" : down}H${x}` });
 }
 
-// Lines, not letters: a font may lack them.
+// Signs are drawn as lines, not as letters, which a font may lack.
 const SIGNS = { accepted: "M11 15.5l3.5 4L20 11", rejected: "M11.5 11l8 8m0-8l-8 8", own: "M10.5 15h10m-5-5v10" };
 
 function drawNode({ kind, text, note, facts, x, y, width = NODE.width }) {

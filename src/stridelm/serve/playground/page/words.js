@@ -7,10 +7,10 @@ export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"
 /** Who proposed a token. */
 export const sourceInWords = (source) => ({ model: "the model itself", mask: "a mask" })[source] ?? source;
 
-/** Of a forward that the backend ran by itself. */
+/** Shown for a forward that the backend ran by itself. */
 export const NO_ALTERNATIVES = "Steps that the backend runs by itself do not name alternatives.";
 
-/** A token's text where it is a label in one line, as in SVG: whitespace by signs. */
+/** A token's text as a label of one line, for example in SVG: whitespace becomes signs. */
 export function label(text) {
   const signs = { " ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5", "\r": "\u240d" };
   return text.replace(/\s/g, (space) => signs[space] ?? "\u2423") || "\u2205";
