@@ -118,7 +118,7 @@ def load_or_measure(target: Target, forward: Forward) -> Cost:
         working.write_text(json.dumps({name: value for name, value in asdict(cost).items() if name != "table"}))
         os.replace(working, file)
     except OSError:
-        pass  # a disk that cannot be written costs two seconds at the next start
+        pass  # if the disk cannot be written, the next start measures again, which takes two seconds
     return cost
 
 
@@ -186,7 +186,7 @@ class _Trial:
         tables: list[Table] = []
         for _ in range(self.shape.sequences):
             table = cache.open(self.shape.context + self.shape.real + self.shape.masks)
-            table.length = self.shape.context  # nothing was read: for timing, any keys will do
+            table.length = self.shape.context  # no text was read: for timing, any keys will do
             tables.append(table)
         try:
             self.forward(self.rows, tables)
