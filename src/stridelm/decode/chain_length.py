@@ -19,7 +19,7 @@ _FROM_OTHERS = 4.0
 """Number of observations that all those of earlier texts together count as."""
 _PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
 """Prior acceptance rate of a draft, and how many observations it is worth."""
-_MOST = 0.98
+_MAX_RATE = 0.98
 _PRICE = 0.02
 """Maximum share of time that trials may lose if drafts are never accepted."""
 
@@ -101,7 +101,7 @@ class ChainLength:
         seen = [sum(each) for each in zip(self._recent.seen, self._before.seen, strict=True)]
         stood = [sum(each) for each in zip(self._recent.stood, self._before.stood, strict=True)]
         ease = (sum(stood) + _PRIOR_WEIGHT) / (_PRIOR * sum(seen) + _PRIOR_WEIGHT)
-        expected = _PRIOR_WEIGHT * min(_MOST, ease * _PRIOR)
+        expected = _PRIOR_WEIGHT * min(_MAX_RATE, ease * _PRIOR)
         return [(own + expected) / (of + _PRIOR_WEIGHT) for own, of in zip(stood, seen, strict=True)]
 
     def _pass(self, kept: float) -> None:

@@ -43,13 +43,13 @@ def next_block(
     # Drafts that the table has no room for are dropped: fewer drafts are slower, never wrong.
     free = sequence.table.capacity - len(sequence.tokens)
     tree = tree.pruned(sequence.room - 1, free)
-    useful = _useful(sequence, tree, anchors, masks)[: (free - len(tree)) // masks] if masks else []
+    useful = _useful_anchors(sequence, tree, anchors, masks)[: (free - len(tree)) // masks] if masks else []
     return make_block(
         sequence.cached, pending, tree, anchors=useful, masks=masks, defers_masks=defers_masks, layers=layers
     )
 
 
-def _useful(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int) -> list[int]:
+def _useful_anchors(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int) -> list[int]:
     """The anchors whose masks are useful: there is room for a draft after the token that the anchor itself gives, and
     the chain stays within the context."""
     deepest = min(sequence.room - 3, sequence.context_length - len(sequence.tokens) - masks)

@@ -37,7 +37,7 @@ _LEVELS = 3
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
 """Seconds to spend on measuring."""
-_MOST = 15
+_MAX_ROUNDS = 15
 """Maximum number of rounds over all shapes."""
 _DISTURBED = 1.5
 """If the median round took this much longer than the fast ones, other processes used the machine: the result is not
@@ -210,7 +210,7 @@ class _Drafting:
 
 def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
     """Every step's time: the lower quartile of several rounds, since disturbances only add time."""
-    times = _rounds(steps, forward, most=_MOST)
+    times = _rounds(steps, forward, most=_MAX_ROUNDS)
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
     return quick, middle < _DISTURBED * sum(quick.values())

@@ -218,7 +218,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting or _is_foretold(tree):  # if a prediction covers what comes next, masks are wasted rows
+        if self._is_resting or _is_predicted(tree):  # if a prediction covers what comes next, masks are wasted rows
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
@@ -319,7 +319,7 @@ class Planned:
         return explain(self.cost, self.pace, self.plans, self.calibrations, has_masks=self.masks is not None)
 
 
-def _is_foretold(tree: DraftTree) -> bool:
+def _is_predicted(tree: DraftTree) -> bool:
     """Whether a prediction will probably be accepted."""
     firsts = zip(tree.parents, tree.sources, tree.scores, strict=True)
     return any(parent == ROOT and source == PREDICTION and score > 0.5 for parent, source, score in firsts)

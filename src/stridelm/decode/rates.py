@@ -5,19 +5,19 @@ from collections import deque
 
 _PRIOR = 0.7
 _PRIOR_WEIGHT = 6.0
-_MOST = 0.98
+_MAX_RATE = 0.98
 _HALF_LIFE = 120
 """Observations after which an old one counts half: a text's character changes within some sentences."""
 _STEPS = 32
 """Number of steps that the pace is averaged over."""
 _TRIAL, _EVERY = 30, 6
 """Steps per trial; every `_EVERY`-th of them takes one token."""
-_HOLDS, _LONGEST = 256, 1024
+_HOLDS, _MAX_HOLDS = 256, 1024
 """Steps for which a trial's outcome holds; doubled, up to the maximum, each time in a row that one token at a time
 wins."""
-_PATIENCE, _LONGEST_REST = 3, 24
+_PATIENCE, _MAX_REST = 3, 24
 """Number of plans in a row that do not pay before a text rests, and the maximum number of steps of a rest."""
-_FIRST_CREDIT, _LATER_CREDIT, _MOST_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
+_FIRST_CREDIT, _LATER_CREDIT, _MAX_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
 """Maximum number of tokens that a text's first trial may lose; that later trials may lose; the maximum balance; for how
 many steps decoding is plain when the balance is used up."""
 _PLAIN_STEPS, _FEW, _STALE = 16, 3, 64
@@ -58,7 +58,7 @@ class DepthRates:
         expected = sum(prior * seen for prior, seen in zip(self._priors, self._seen, strict=True))
         ease = (sum(self._stood) + _PRIOR_WEIGHT) / (expected + _PRIOR_WEIGHT)
         return [
-            (stood + _PRIOR_WEIGHT * min(_MOST, ease * prior)) / (seen + _PRIOR_WEIGHT)
+            (stood + _PRIOR_WEIGHT * min(_MAX_RATE, ease * prior)) / (seen + _PRIOR_WEIGHT)
             for prior, stood, seen in zip(self._priors, self._stood, self._seen, strict=True)
         ]
 
@@ -119,7 +119,7 @@ class Rest:
     """How long one text is decoded without drafts and plans: twice as long each time that no plan paid."""
 
     def __init__(self) -> None:
-        self._in_vain = 0
+        self._unpaid = 0
         self._left = 0
 
     def goes_on(self) -> bool:
@@ -129,8 +129,8 @@ class Rest:
 
     def planned(self, pays: bool) -> None:
         """Record a plan. `pays`: whether it drafts or masks anything, rather than taking one token."""
-        self._in_vain = 0 if pays else self._in_vain + 1
-        self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
+        self._unpaid = 0 if pays else self._unpaid + 1
+        self._left = min(2**self._unpaid, _MAX_REST) if self._unpaid >= _PATIENCE else 0
 
 
 class Clock:
@@ -147,7 +147,7 @@ class Clock:
         self.plain = plain
         """Seconds of a plain step from the end of its plan."""
         self._since_plain = 0
-        self._over = self._said = _DOUBT * plain
+        self._measured = self._predicted = _DOUBT * plain
         self.scale = 1.0
 
     @property
@@ -166,8 +166,8 @@ class Clock:
         # A step that other processes held up counts at most twice its expected time.
         over = min(seconds, 2 * self.seconds(beyond)) - self.plain
         keep = 1 - 1 / _STEPS
-        self._over, self._said = keep * self._over + over, keep * self._said + beyond
-        self.scale = min(max(1 / _OFF, self._over / self._said), _OFF)
+        self._measured, self._predicted = keep * self._measured + over, keep * self._predicted + beyond
+        self.scale = min(max(1 / _OFF, self._measured / self._predicted), _OFF)
 
     def seconds(self, beyond: float) -> float:
         return self.plain + self.scale * beyond
@@ -194,7 +194,7 @@ class Referee:
 
     def stepped(self, tokens: int, plain: float) -> None:
         """A planned step made `tokens` tokens; plain steps would have made `plain` in the same time."""
-        self._balance = min(self._balance + tokens - plain, _MOST_CREDIT)
+        self._balance = min(self._balance + tokens - plain, _MAX_CREDIT)
         if self._balance > _FIRST_CREDIT:
             self._holds = _FIRST_HOLD
         elif self._balance < 0:
@@ -237,7 +237,7 @@ class Trial:
             return
         self._one_wins = _pace_of(self._seen[True]) > _pace_of(self._seen[False])
         self._left = self._holds
-        self._holds = min(2 * self._holds, _LONGEST) if self._one_wins else _HOLDS
+        self._holds = min(2 * self._holds, _MAX_HOLDS) if self._one_wins else _HOLDS
         self._number = 0
         self._seen = {False: [], True: []}
 

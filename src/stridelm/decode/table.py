@@ -100,7 +100,7 @@ def _adaptive(k_max: int, threshold: float, resources: DecodeResources) -> Polic
     return Adaptive(k_max, threshold, _gate(resources))
 
 
-def _everything(settings: DecodeSettings, resources: DecodeResources, *, switches: bool = False) -> Policy:
+def _all_drafters(settings: DecodeSettings, resources: DecodeResources, *, switches: bool = False) -> Policy:
     drafters: list[Drafter] = [_look_up(settings)]
     if resources.loaded.heads is not None:
         drafters.append(resources.heads_drafter(resources.loaded.heads, settings.k))
@@ -136,11 +136,11 @@ def _planned(
 
 
 _MAKERS: dict[str, Callable[[DecodeSettings, DecodeResources], Policy]] = {
-    AUTO: lambda settings, resources: _everything(settings, resources, switches=True),
+    AUTO: lambda settings, resources: _all_drafters(settings, resources, switches=True),
     PLAIN: lambda settings, resources: Autoregressive(),
     "self": lambda settings, resources: _planned(settings, resources, _gate(resources), []),
     "heads": _heads,
-    "ensemble": _everything,
+    "ensemble": _all_drafters,
     "draft": lambda settings, resources: Speculative(resources.second_model(settings.k), settings.tolerance),
     "ngram": lambda settings, resources: Speculative(_look_up(settings), settings.tolerance),
     "adaptive": lambda settings, resources: _adaptive(

@@ -176,7 +176,7 @@ class OwnSteps:
         going_to = {sequence: key for key, group in groups.items() for sequence in group}
         for key, loop in list(self._loops.items()):
             try:
-                if loop.in_flight and _is_left(key, loop, going_to):
+                if loop.in_flight and _has_moving_text(key, loop, going_to):
                     self._collect(loop, going_to.keys(), outcome)
                 elif key not in groups and not any(text is not None and text.is_current for text in loop.texts):
                     self._forget(key)  # otherwise it would keep references to sequences that have ended
@@ -204,12 +204,12 @@ class OwnSteps:
     def _groups(self, max_drafts: Mapping[Sequence, int]) -> tuple[dict[Key, list[Sequence]], Orders]:
         """Groups the sequences by the stepper that they shall use. Also returns, for each sequence, the object that
         chose its number of drafts. Sequences with the same number of drafts share a stepper."""
-        by_most: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
+        by_max_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         for sequence, drafts in max_drafts.items():
-            by_most[drafts, sequence.eos_ids].append(sequence)
+            by_max_drafts[drafts, sequence.eos_ids].append(sequence)
         by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         orders: dict[Sequence, ChainLength] = {}
-        for (drafts, ends), group in by_most.items():
+        for (drafts, ends), group in by_max_drafts.items():
             length = self._shapes.length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
@@ -255,7 +255,7 @@ class OwnSteps:
                 text.length += len(emitted.tokens)
 
 
-def _is_left(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key]) -> bool:
+def _has_moving_text(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key]) -> bool:
     """Whether a text moves from here to another stepper."""
     return any(text is not None and going_to.get(text.sequence, key) != key for text in loop.texts)
 

@@ -67,7 +67,7 @@ class Scheduler:
             ready.append(sequence)
         self._share_rows(ready)
         for sequence in ready:
-            self._spare(sequence)
+            self._grant_spare_rows(sequence)
         return _by_policy([sequence for sequence in ready if sequence.allowance])
 
     def _with_room(self) -> list[Sequence]:
@@ -160,7 +160,7 @@ class Scheduler:
             sequence.allowance = min(sequence.allowance, left)
             left -= sequence.allowance
 
-    def _spare(self, sequence: Sequence) -> None:
+    def _grant_spare_rows(self, sequence: Sequence) -> None:
         """Grant room for drafts and masks. These are optional: they use free blocks only, and nothing is preempted for
         them."""
         table, length = sequence.table, len(sequence.tokens)
