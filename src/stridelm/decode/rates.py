@@ -119,7 +119,7 @@ class Rest:
     """How long one text is decoded without drafts and plans: twice as long each time that no plan paid."""
 
     def __init__(self) -> None:
-        self._unpaid = 0
+        self._in_vain = 0
         self._left = 0
 
     def goes_on(self) -> bool:
@@ -129,8 +129,8 @@ class Rest:
 
     def planned(self, pays: bool) -> None:
         """Record a plan. `pays`: whether it drafts or masks anything, rather than taking one token."""
-        self._unpaid = 0 if pays else self._unpaid + 1
-        self._left = min(2**self._unpaid, _MAX_REST) if self._unpaid >= _PATIENCE else 0
+        self._in_vain = 0 if pays else self._in_vain + 1
+        self._left = min(2**self._in_vain, _MAX_REST) if self._in_vain >= _PATIENCE else 0
 
 
 class Clock:
