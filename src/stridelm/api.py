@@ -1,4 +1,4 @@
-"""The public face: load a model, then stream or generate. `generate` is the serving engine without HTTP."""
+"""The Python API: load a model, then stream or generate. `generate` is the serving engine without HTTP."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ from stridelm.types import Result, Sequence, Stride
 _GREEDY = SamplingParams()
 _MAX_POLICIES = 64
 _SHARED_PREFILL_ROWS = 64
-"""Rows of prompts in a step in which others write, on a machine where every row costs."""
+"""Maximum number of prompt rows in a step in which other answers are decoded, on a machine where every row costs."""
 
 
 def load(
@@ -44,7 +44,7 @@ def load(
     `adapter` is the folder that `stridelm train` made for this model. The built-in model brings its own; `none` leaves
     that one out. A model that stands alone after its conversion needs none: its config.json names a mask token.
     `draft_model` is a smaller model of the same vocabulary, the folder that `stridelm train --mode draft` made, or that
-    of Gemma 4's assistant. The built-in model brings its own, which only the decoder `draft` asks.
+    of Gemma 4's assistant. The built-in model brings its own, which only the decoder `draft` uses.
     `heads` is the folder that `stridelm train --mode heads` made for this model.
     """
     adapter, draft_model, heads = (None if each is None else str(each) for each in (adapter, draft_model, heads))
@@ -52,10 +52,10 @@ def load(
 
 
 class LanguageModel:
-    """A loaded model with an engine of its own. Calls from several threads or tasks share the engine's steps."""
+    """A loaded model with its own engine. Calls from several threads or tasks share the engine's steps."""
 
     def __init__(self, loaded: LoadedModel, settings: LoadSettings) -> None:
-        """The caches of `loaded` become this model's own: see `twin`."""
+        """Takes over the caches of `loaded`, which no other model may use: see `twin`."""
         self.loaded = loaded
         self.settings = settings
         self.target = loaded.target
@@ -65,17 +65,17 @@ class LanguageModel:
         self._scoring = Scoring()
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
         self._strides: dict[Sequence, deque[Stride]] = {}
-        """Strides that were made and not asked for yet, of every answer that is not read to its end."""
+        """For every answer that is not read to its end: its strides that were computed but not read yet."""
         self._failures: dict[Sequence, BaseException] = {}
         self._given_up: deque[Sequence] = deque()
-        """Answers that nobody wants any more; whoever has the lock next removes them."""
+        """Answers that were closed or dropped; the next caller that has the lock removes them."""
 
     @classmethod
     def load(cls, choice: ModelChoice) -> "LanguageModel":
         return cls(load_model(choice), choice.settings)
 
     def twin(self) -> "LanguageModel":
-        """The same weights with another engine: what runs there is not batched with what runs here."""
+        """The same weights with another engine, whose answers are not batched with those of this one."""
         return LanguageModel(self.loaded.with_caches(self.settings.cache_tokens), self.settings)
 
     @property
@@ -85,7 +85,7 @@ class LanguageModel:
 
     @property
     def gate(self) -> Gate | None:
-        """What makes masks; None where the model has none."""
+        """The gate of the model's masks; None if it has none."""
         return self.loaded.forward.gate
 
     @property
@@ -100,7 +100,7 @@ class LanguageModel:
 
     @property
     def cost(self) -> Cost:
-        """What forwards cost here, as the planner knows it; measured if it is not known yet."""
+        """What forwards cost on this machine, as the planner sees it; measured if not known yet."""
         return self._resources.cost
 
     def stream(
@@ -111,7 +111,7 @@ class LanguageModel:
         decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> "Answer":
-        """Start an answer; iterate over it for one Stride a forward pass, then ask for its `result`.
+        """Start an answer; iterate over it for one Stride per forward pass, then ask for its `result`.
 
         `prompt` is text, a chat or token ids. Text is put into the model's chat template as a user's turn, if it has
         one; `raw` leaves text as it is. Token ids are taken as they are. `decoder` is a name or settings.
@@ -127,23 +127,24 @@ class LanguageModel:
         return Answer(self, sequence, settings)
 
     def warm_up(self) -> None:
-        """Make every decoder once that this model has: nothing is loaded or measured later, while others wait. What a
-        backend captures is captured for one user, greedy, with a short text."""
+        """Make every decoder that this model supports once, so that nothing is loaded or measured later, while requests
+        wait. A backend captures its own steps for one user, greedy, with a short text."""
         for name in DECODERS:
             with suppress(InputError):
                 drafts = self._policy(self.check(name)).own_drafts
                 if drafts is not None:
                     self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
-        # Where rows are nearly free, reading a prompt holds nobody up.
+        # If rows are nearly free, reading a prompt does not delay other answers.
         self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._resources.is_wide else _SHARED_PREFILL_ROWS
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
-        """A sequence that writes nothing. Its strides say how likely each token was to the model, from the second on,
-        and what else was. All of the text is read anew. Its context ends with it: no answer needs room."""
+        """A sequence that writes nothing. Its strides hold the model's probability of each token, from the second on,
+        and of the likeliest alternatives. The whole text is read again, even if it is cached. The sequence's context
+        ends with the text: no answer needs room."""
         return Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, len(tokens), alternatives=alternatives)
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
-        """An answer to these tokens that the engine does not know of yet; `settings` passed `check`."""
+        """A sequence that answers these tokens, not added to the engine yet; `settings` has passed `check`."""
         if unknown := [token for token in params.logit_bias if token >= self.target.vocabulary]:
             message = f"logit_bias names the token {unknown[0]}, but {self.target.name} has {self.target.vocabulary}"
             raise InputError(message, field="logit_bias")
@@ -173,7 +174,7 @@ class LanguageModel:
         decoder: str | DecodeSettings = AUTO,
         raw: bool = False,
     ) -> Result | list[Result]:
-        """Answer a prompt, or a list of prompts as one batch, in their order. Arguments as for `stream`."""
+        """Answer a prompt, or a list of prompts as one batch, in the order of the list. Arguments as for `stream`."""
         if is_batch(prompt):
             return self._generate(prompt, params, decoder, raw)
         return self._generate([cast(Prompt, prompt)], params, decoder, raw)[0]
@@ -207,26 +208,26 @@ class LanguageModel:
             answer.close()
 
     def forget(self) -> None:
-        """Read every text anew from here on: for who times answers to a prompt that was asked before."""
+        """Forget cached prefixes, so that every text is read again: for timing answers to a repeated prompt."""
         with self._turn():
             self.engine.forward.cache.forget()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The prompt's token ids, checked against what the model takes."""
+        """The prompt's token ids, checked against the model's limits."""
         return encode_prompt(self.target, prompt, raw=raw)
 
     def is_exact(self, sequence: Sequence, decoder: str) -> bool:
-        """Whether the answer is that of one-token-at-a-time decoding."""
+        """Whether the answer is the same as with one-token-at-a-time decoding."""
         return sequence.policy.exact and (self.target.is_verified_exactly or decoder == PLAIN)
 
     def explain(self, decoder: str | DecodeSettings = AUTO) -> list[str]:
-        """What ran for a decoder so far, what its planner has learnt and decided, in lines to read."""
+        """What ran for a decoder so far, and what its planner has learnt and decided, as lines of text."""
         settings = self.check(decoder)
         with self._turn():
             return explain(self.engine, self._policy(settings), settings.decoder)
 
     def check(self, decoder: str | DecodeSettings) -> DecodeSettings:
-        """The decoder's settings, if this model can do what they say."""
+        """The decoder's settings; raises InputError if this model does not support them."""
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
         heads = self._resources.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
@@ -237,8 +238,8 @@ class LanguageModel:
         return settings
 
     def _policy(self, settings: DecodeSettings) -> Policy:
-        # One per settings: sequences that share a policy are drafted together. Strangers may ask for any settings, so
-        # those that were not asked for lately are forgotten.
+        # One per settings: sequences that share a policy are drafted together. A server's clients may send any
+        # settings, so the least recently used policies are dropped.
         policy = self._policies.pop(settings, None) or make_policy(settings, self._resources)
         self._policies[settings] = policy
         while len(self._policies) > _MAX_POLICIES:
@@ -247,7 +248,7 @@ class LanguageModel:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The engine, for one step or one change. Who waits stands in line, so that nobody takes two turns running."""
+        """Hold the engine for one step or one change. Waiting callers queue, so that none takes two turns in a row."""
         with self._next_in_line:
             self._lock.acquire()
         try:
@@ -258,7 +259,7 @@ class LanguageModel:
             self._lock.release()
 
     def _pull(self, sequence: Sequence) -> Stride | None:
-        """The next stride of a sequence. Whoever finds none runs a step, for everyone who takes part in it."""
+        """The next stride of a sequence. If there is none yet, the caller runs a step, for all sequences."""
         while True:
             with self._turn():
                 if sequence in self._failures:
@@ -282,14 +283,14 @@ class LanguageModel:
                     del self._strides[owner]
                     self._failures[owner] = event
         except BaseException as error:
-            # The step was everyone's: all that were not finished have failed, and each is told when it asks.
+            # All sequences took part in the step: every unfinished one has failed, and its next reader gets the error.
             self.engine.reset()
             for owner in [owner for owner in self._strides if owner.finish_reason is None]:
                 del self._strides[owner]
                 self._failures[owner] = error
 
     def _give_up(self, sequence: Sequence) -> None:
-        """Never waits: may be called from an event loop."""
+        """Cancel an answer. Never blocks, so it may be called from an event loop."""
         self._given_up.append(sequence)
         if self._lock.acquire(blocking=False):
             try:
@@ -306,9 +307,9 @@ class LanguageModel:
 
 
 class Answer(Iterator[Stride]):
-    """An answer in the making: iterate for its strides; `result` waits for the whole; `close` gives it up.
+    """An answer that is being written: iterate for its strides; `result` waits for the whole; `close` cancels it.
 
-    One that is dropped before its end is given up as well.
+    An answer that is garbage-collected before its end is cancelled as well.
     """
 
     def __init__(self, model: LanguageModel, sequence: Sequence, settings: DecodeSettings) -> None:
@@ -316,7 +317,7 @@ class Answer(Iterator[Stride]):
         self.sequence = sequence
         self.decoder = settings.decoder
         self.strides: list[Stride] = []
-        # Only noted: a finaliser may run anywhere, also where the lock is held.
+        # Only recorded: a finaliser may run anywhere, even while this thread holds the lock.
         weakref.finalize(self, model._given_up.append, sequence).atexit = False
 
     def __next__(self) -> Stride:

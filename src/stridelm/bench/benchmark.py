@@ -1,4 +1,5 @@
-"""`stridelm bench`: what several tokens per pass do for a model on this machine, beside its peers, in one run."""
+"""`stridelm bench`: measures in one run what several tokens per pass gain for a model on this machine, compared with
+transformers and servers."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from stridelm.bench.figures import Figures
 
 PEERS = ("transformers", "transformers-draft", "transformers-look-up")
-"""Ways of asking transformers, as the command line names them, in the order of `hugging_face.Way`."""
+"""Names on the command line for transformers' ways of decoding, in the order of `hugging_face.Way`."""
 _QUICK_QUESTIONS, _QUICK_TOKENS, _QUICK_ROUNDS = 2, 64, 1
 _QUICK_SUBJECTS = (PLAIN, "auto", "self", "ngram", "transformers")
 _ROUNDS = 3
 _OWN_TOKENS = 128
-"""Of answers to a user's own prompts."""
+"""Default maximum number of tokens of answers to a user's own prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class BenchOptions:
     out: Path
     choice: ModelChoice
     suites: tuple[str, ...]
-    """All of them if empty and there are no prompts."""
+    """If empty and there are no prompts: all suites."""
     prompts: Path | None
     subjects: tuple[str, ...]
     urls: tuple[str, ...]
@@ -53,7 +54,7 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> None:
-    options = _settled(options)
+    options = _with_defaults(options)
     assert options.rounds is not None
     asked = _fixed_questions(options)
     from stridelm.api import LanguageModel
@@ -89,7 +90,7 @@ def run(options: BenchOptions) -> None:
 
 
 def write_again(file: Path, out: Path) -> None:
-    """All files of a report, with the figures made anew from its records."""
+    """Write all files of a report again, with figures computed from its records."""
     report = read_report(file)
     console = Console(highlight=False)
     for written in write_report(report, out):
@@ -101,8 +102,8 @@ def show_comparison(before: Path, after: Path) -> None:
     Console(highlight=False).print(compare(first, second, measure(first), measure(second)))
 
 
-def _settled(options: BenchOptions) -> BenchOptions:
-    """With all defaults in their place; refuses what does not go together before anything is loaded."""
+def _with_defaults(options: BenchOptions) -> BenchOptions:
+    """The options with all defaults filled in. Invalid ones are refused here, before anything is loaded."""
     if unknown := [name for name in options.suites if name not in SUITES]:
         raise InputError(f"--suite: there is no {unknown[0]!r}: choose among {', '.join(SUITES)}")
     known = {*DECODERS, *PEERS}
@@ -179,7 +180,7 @@ def _subjects(model: "LanguageModel", options: BenchOptions) -> list[Subject]:
 
 
 def _judge(model: "LanguageModel") -> Judge:
-    """Texts are scored by the model itself, every one once: decoders that write the same are judged alike."""
+    """A judge that scores texts by the model itself, each text once, so that equal texts get equal scores."""
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], float | None] = {}
 
     def judged(question: Question, answer: Answer, plain: Answer | None) -> Quality:
@@ -193,7 +194,7 @@ def _judge(model: "LanguageModel") -> Judge:
 
 
 def _extra(model: "LanguageModel", report: Report, figures: "list[Figures]") -> dict[str, Any]:
-    """What suites were for, and what the cost curve would have had the speed-ups be."""
+    """The figures of the suites `agent` and `voice`, and the speed-ups that the cost curve predicts."""
     extra: dict[str, Any] = {}
     suites = {record.suite for record in report.records}
     if "agent" in suites:

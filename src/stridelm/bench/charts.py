@@ -1,7 +1,7 @@
-"""The charts of a bench as data: what is drawn and in which words. The HTML page draws them with matplotlib, the
-playground as SVG; neither computes anything.
+"""The charts of a bench as data: values and texts. The HTML page draws them with matplotlib, the playground as SVG;
+neither computes anything.
 
-charts(report, figures) -> every chart that the report has something for
+charts(report, figures) -> every chart that the report has data for
 """
 
 import math
@@ -19,12 +19,12 @@ from stridelm.bench.wording import NOTHING, multiple, number, share, subjects_of
 LONG = "long"
 """The suite whose questions have prompts of many lengths."""
 _POINTS = 100
-"""Of a curve of latencies, at most."""
+"""Maximum number of points of a latency curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Words and numbers as they are shown."""
+    """Cells as they are shown."""
 
     caption: str
     head: tuple[str, ...]
@@ -40,13 +40,13 @@ class Bar:
     low: float
     high: float
     text: Literal["same", "differs", "not compared"]
-    """Beside plain decoding's."""
+    """Compared with plain decoding's."""
     loops: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Amounts one behind the other."""
+    """A stacked bar."""
 
     subject: str
     parts: dict[str, float]
@@ -58,21 +58,21 @@ class Series:
     x: tuple[float, ...]
     y: tuple[float, ...]
     names: tuple[str, ...] = ()
-    """Of the points, where they have any."""
+    """Names of the points, if they have any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
     title: str
     scale: Literal["linear", "log", "whole"] = "linear"
-    """`whole`: only whole numbers have a tick."""
+    """`whole`: ticks at whole numbers only."""
     is_share: bool = False
-    """From 0 to 1, written as percents."""
+    """Whether values are from 0 to 1, shown as percentages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One drawing of a chart. It holds bars, stacks or series, whichever the chart is of."""
+    """One drawing of a chart. It holds bars, stacks or series, depending on the kind of chart."""
 
     title: str
     x: Axis
@@ -85,19 +85,19 @@ class Panel:
 @dataclass(frozen=True, slots=True)
 class Chart:
     name: str
-    """Of its file, too."""
+    """Also the name of its file."""
     title: str
     reading: str
     """How to read it, in a sentence."""
     kind: Literal["bars", "stacks", "lines", "steps", "points"]
-    """`points` stand beside the line on which x and y are the same."""
+    """`points` are drawn together with the line on which x equals y."""
     panels: tuple[Panel, ...]
     table: Table
-    """The same in numbers."""
+    """The same data as a table."""
 
 
 def charts(report: Report, figures: list[Figures]) -> list[Chart]:
-    """All that the report has something for."""
+    """All charts that the report has data for."""
     made = (
         _speed_up(report.baseline, figures),
         _acceptance(figures),
@@ -160,7 +160,7 @@ def _acceptance(figures: list[Figures]) -> Chart | None:
 
 
 def _latency(report: Report, figures: list[Figures]) -> Chart | None:
-    """Over all suites."""
+    """Latencies over all suites."""
     answers = _by_subject(report, figures)
     kinds: tuple[tuple[str, Axis, str, Callable[[Answer], list[float]]], ...] = (
         ("Waits between pieces of text", Axis("milliseconds", "log"), ".1f", _waits),
@@ -190,7 +190,8 @@ def _waits(answer: Answer) -> list[float]:
 
 
 def _shares(values: list[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Values, and the share that is no longer: a hundred points say the same as all of a long run, in less room."""
+    """Values, and for each the share of values that are at most as large. About a hundred points are enough to show the
+    curve of a long run."""
     ordered = [float(f"{value:.4g}") for value in sorted(values)]
     ranks = sorted({round(step * (len(ordered) - 1) / _POINTS) for step in range(_POINTS + 1)})
     shares = (round((rank + 1) / len(ordered), 4) for rank in ranks)
@@ -198,7 +199,7 @@ def _shares(values: list[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _phases(report: Report, figures: list[Figures]) -> Chart | None:
-    """What a token costs and where, over all suites."""
+    """The time per token by phase, over all suites."""
     stacks: list[Stack] = []
     for subject, answers in _by_subject(report, figures).items():
         telling = [answer for answer in answers if answer.phases]
@@ -232,7 +233,7 @@ def _theory(points: list[dict[str, Any]]) -> Chart | None:
 
 
 def _context(report: Report, figures: list[Figures]) -> Chart | None:
-    """Of the long suite, over the prompt's tokens: tokens per forward and the share of drafts that stood."""
+    """Tokens per forward and the share of accepted drafts, by length of the prompt, in the suite `long`."""
     pace: list[Series] = []
     accepted: list[Series] = []
     rows: list[tuple[str, ...]] = []
@@ -255,7 +256,8 @@ def _context(report: Report, figures: list[Figures]) -> Chart | None:
 
 
 def _by_length(records: list[Record]) -> dict[float, list[Answer]]:
-    """Prompts of about one length together, by the median of their lengths; only of subjects that tell forwards."""
+    """Answers grouped by about equal length of the prompt, keyed by the median length; only those that report their
+    number of forwards."""
     found: dict[int, list[Answer]] = {}
     answers = [record.answer for record in records if record.answer.forwards]
     for answer in sorted(answers, key=lambda answer: answer.prompt_tokens):
@@ -289,6 +291,6 @@ def _chart(
     head: tuple[str, ...],
     rows: tuple[tuple[str, ...], ...],
 ) -> Chart | None:
-    """None where there is nothing to draw."""
+    """None if there is nothing to draw."""
     panels = tuple(panel for panel in panels if panel.bars or panel.stacks or panel.series)
     return Chart(name, title, reading, kind, panels, Table(title, head, rows)) if panels else None

@@ -1,5 +1,5 @@
-"""Two reports side by side: what changed for whom, how much of it is more than the spread, and where the two runs were
-not alike, so that the change may have another cause."""
+"""Compares two reports: what changed for each subject, whether the change is larger than the spread, and in what else
+the two runs differed, which may be the cause of a change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from stridelm.bench.wording import (
 
 WITHIN = "within the spread"
 _ONLY_ONE = "only one of them has it"
-_OF_ONE_RUN = ("command", "time", "date", "commit", "stridelm")
-"""What two runs may differ in without a warning: it is why somebody compares them, or of no weight."""
+_EXPECTED_TO_DIFFER = ("command", "time", "date", "commit", "stridelm")
+"""Circumstances in which two runs may differ without a warning: they are why one compares, or do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Change:
     before: str
     after: str
     verdict: str
-    """In words: the change, or that it is within the spread."""
+    """The change in words, or that it is within the spread."""
     tone: str = ""
-    """`better`, `worse`, or nothing where it is neither, or nobody can tell."""
+    """`better`, `worse`, or empty if it is neither or unknown."""
 
 
 def compare(
@@ -68,13 +68,13 @@ def _add_rows(table: Table, later: Figures, found: list[Change]) -> None:
         subject = Text(later.subject if place == 0 else "")
         verdict = Text(change.verdict, style=colours[change.tone])
         if change.what == "speed-up" and is_alarming(later):
-            # Beside the number, so that nobody reads the one without the other.
+            # Next to the number, so that the speed-up is not read without it.
             verdict.append(f"; text {text_verdict(later)}", style="bold yellow")
         table.add_row(subject, Text(change.what), Text(change.before), Text(change.after), verdict)
 
 
 def changes(before: Report, after: Report, earlier: Figures, later: Figures) -> list[Change]:
-    """Of one subject on one suite: both speeds, and what else is not as it was."""
+    """The changes of one subject on one suite: always its speed and speed-up, other figures only if they changed."""
     won_and_lost = _won_and_lost(before, after, later)
     found = [
         _of_paths(earlier.path, later.path),
@@ -88,7 +88,7 @@ def changes(before: Report, after: Report, earlier: Figures, later: Figures) -> 
 
 
 def _of_paths(before: str | None, after: str | None) -> Change | None:
-    """Reports of before tell none."""
+    """Reports of older versions have no path."""
     if before is None or after is None or before == after:
         return None
     return Change("path", before, after, "another path: its speed is another thing")
@@ -110,8 +110,8 @@ def _of_spreads(
 def _of_numbers(
     what: str, before: float | None, after: float | None, form: Callable[[float | None], str], detail: str = ""
 ) -> Change | None:
-    """Figures without an interval. Only a share of identical texts is called better or worse: it is no matter of
-    chance."""
+    """The change of a figure without an interval. Only the share of identical texts is called better or worse: it does
+    not depend on chance."""
     if before == after and not detail:
         return None
     if before is None or after is None:
@@ -122,7 +122,7 @@ def _of_numbers(
 
 
 def _won_and_lost(before: Report, after: Report, figures: Figures) -> str:
-    """Questions are few: how many of them changed sides says more than a share does."""
+    """How many questions became right or wrong: there are few of them, so this says more than a share does."""
     right = [_right(report, figures) for report in (before, after)]
     both = right[0].keys() & right[1].keys()
     won = sum(not right[0][name] and right[1][name] for name in both)
@@ -140,17 +140,17 @@ def _right(report: Report, figures: Figures) -> dict[str, bool]:
 
 
 def warnings(before: Report, after: Report) -> list[str]:
-    """Where the two runs were not alike."""
+    """The differences between the two runs."""
     found: list[str] = []
     circumstances = [
-        {name: value for name, value in report.circumstances.items() if name not in _OF_ONE_RUN}
+        {name: value for name, value in report.circumstances.items() if name not in _EXPECTED_TO_DIFFER}
         for report in (before, after)
     ]
     found += _apart("", *circumstances)
     settings = [
         {name: value for name, value in report.settings.items() if name not in ("suites", "subjects")}
         for report in (before, after)
-    ]  # those that only one has are told by `alone`
+    ]  # suites and subjects of only one report are listed by `alone`
     found += _apart("setting ", *settings)
     if before.baseline != after.baseline:
         found.append(f"speed-ups are over {before.baseline} before and over {after.baseline} after")
@@ -174,7 +174,7 @@ def _apart(kind: str, before: dict[str, Any], after: dict[str, Any]) -> list[str
 
 
 def alone(before: list[Figures], after: list[Figures]) -> list[str]:
-    """Suites, and subjects of suites that both have, that only one of them measured."""
+    """Suites that only one of the reports has and, for suites in both, subjects that only one has."""
     lines: list[str] = []
     for own, other, when in ((before, after, "before"), (after, before, "after")):
         suites = suites_of(other)

@@ -1,10 +1,11 @@
 """Our models for lm-eval (EleutherAI's evaluation harness), as `--model stridelm`.
 
-lm-eval 0.4.13 finds models of other packages only once something has registered them, so `stridelm-lm-eval`, or
-`python -m stridelm.bench.lm_eval`, does that and hands over to lm-eval's own command line. Versions that look for entry
+lm-eval 0.4.13 finds models of other packages only after they were registered, so `stridelm-lm-eval`, or
+`python -m stridelm.bench.lm_eval`, does that and then runs lm-eval's own command line. Versions that look for entry
 points of the group `lm_eval.models` find `stridelm` by themselves.
 
-Every request is a sequence of the engine, whatever its settings: `--batch_size` says how many run at once.
+Every request is a sequence of the engine; requests with different settings can run at once. `--batch_size` is the
+maximum number of sequences at once.
 """
 
 import math
@@ -21,7 +22,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import model_registry
 
-    # Its package also fills lm-eval's registry, which by itself is filled only as long as it is empty.
+    # Importing this package also fills lm-eval's registry, which lm-eval fills by itself only if it is empty.
     from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 except ModuleNotFoundError as error:
@@ -41,16 +42,16 @@ _PARTS = ("model", "adapter", "draft_model", "heads")
 _BATCH = ("batch_size", "max_batch_size")
 _LOAD, _DECODE = (tuple(field.name for field in fields(settings)) for settings in (LoadSettings, DecodeSettings))
 ARGUMENTS = (*_PARTS, *_DECODE, *_LOAD, *_BATCH)
-"""What --model_args takes."""
+"""The names that --model_args accepts."""
 _AUTO_BATCH = "auto"
 _DEFAULT_ANSWER = 256
-"""Tokens of an answer where the task does not say; lm-eval's own models do the same."""
+"""Maximum number of tokens of an answer if the task sets none; lm-eval's own models have the same."""
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""What a task or --gen_kwargs may ask for beside `until`, `max_gen_toks` and `do_sample`."""
+"""What a task or --gen_kwargs may set besides `until`, `max_gen_toks` and `do_sample`."""
 
 
 class StrideLM(TemplateLM):
-    """A loaded model, asked as lm-eval asks. Likelihoods are the base model's own, whatever the decoder."""
+    """A loaded model with lm-eval's interface. Likelihoods are the base model's own, with any decoder."""
 
     def __init__(self, **arguments: Any) -> None:
         """`arguments`: see ARGUMENTS; settings as `stridelm generate` has them."""
@@ -67,16 +68,16 @@ class StrideLM(TemplateLM):
             ModelChoice(**{name: str(given[name]) for name in _PARTS if name in given}, settings=settings)
         )
         self.model.check(self.decode)
-        self.model.engine.scheduler.max_sequences = _most_at_once(*(given.get(name) for name in _BATCH))
+        self.model.engine.scheduler.max_sequences = _max_sequences(*(given.get(name) for name in _BATCH))
         self.tokenizer: Any = self.model.target.tokenizer
         self.stats = Stats()
-        """What all answers so far cost."""
+        """Totals over all answers so far."""
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "StrideLM":
-        """lm-eval gives its own --batch_size and --device beside --model_args, always: the latter go before."""
+        """lm-eval always passes its own --batch_size and --device besides --model_args; the latter take precedence."""
         own = {name: value for name, value in (additional_config or {}).items() if value is not None}
         return cls(**own | arg_dict)
 
@@ -88,7 +89,7 @@ class StrideLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What texts begin with to a model that has no token for it."""
+        """The token that begins texts if the model has no special token for that."""
         ends = [self.tokenizer.eos_token_id, *sorted(self.model.target.eos_ids)]
         found = next((token for token in ends if token is not None), None)
         if found is None:
@@ -101,12 +102,12 @@ class StrideLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens of a prompt and its answer, or of a text to score."""
+        """Maximum number of tokens of a prompt and its answer, or of a text to score."""
         return self.model.max_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         if add_special_tokens is None:
-            # A chat template has written the token that begins texts already.
+            # A chat template has already written the token that begins texts.
             add_special_tokens = not has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]))
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
@@ -118,7 +119,8 @@ class StrideLM(TemplateLM):
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
             )
-        # A template is a program of the model's: what it refuses (a system's turn, say) it tells by raising anything.
+        # A template is a program that comes with the model: it may raise anything for messages that it does not
+        # support, such as a system message.
         except Exception as error:
             name = self.model.target.name
             raise InputError(f"{name}'s chat template does not take the task's messages ({error})") from error
@@ -131,7 +133,7 @@ class StrideLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm-eval keeps rendered prompts under."""
+        """The key under which lm-eval caches rendered prompts."""
         return f"{self.model.target.name}-{self.model.target.fingerprint}".replace("/", "__")
 
     # Requests
@@ -149,7 +151,7 @@ class StrideLM(TemplateLM):
         return texts
 
     def _answer(self, context: str, settings: dict[str, Any]) -> Sequence:
-        """Prompts that are too long lose their beginning, as with lm-eval's own models."""
+        """A sequence for one request. Prompts that are too long lose their beginning, as with lm-eval's own models."""
         params = _params(settings)
         room = self.max_length - params.max_tokens
         if room < 1:
@@ -166,7 +168,7 @@ class StrideLM(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Of every continuation: its log-probability, and whether greedy decoding would write it."""
+        """For every continuation: its log-probability, and whether greedy decoding would write it."""
         for _, _, continuation in requests:
             if len(continuation) >= self.max_length:
                 raise InputError(
@@ -191,7 +193,7 @@ class StrideLM(TemplateLM):
         windows: list[tuple[None, list[int], list[int]]] = []
         ends: list[int] = []
         for request in requests:
-            # One token less than fits: a window has a token of context more than it has tokens to score.
+            # One token less than fits: a window has one token of context besides the tokens to score.
             parts = get_rolling_token_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length - 1, context_len=1
             )
@@ -226,7 +228,7 @@ class StrideLM(TemplateLM):
             engine.reset()
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes into its results, beside the arguments."""
+        """What lm-eval writes into its results, besides the arguments."""
         backend = self.model.engine.forward.backend
         return {
             "decoder": self.decode.decoder,
@@ -239,8 +241,8 @@ class StrideLM(TemplateLM):
         }
 
 
-def _most_at_once(batch_size: Any, max_batch_size: Any) -> int:
-    """Sequences in a step; what does not fit into the cache waits."""
+def _max_sequences(batch_size: Any, max_batch_size: Any) -> int:
+    """Maximum number of sequences in a step; those that do not fit into the cache wait."""
     if batch_size == _AUTO_BATCH:
         return max_batch_size or MAX_SEQUENCES
     most = 1 if batch_size is None else batch_size
@@ -252,11 +254,11 @@ def _most_at_once(batch_size: Any, max_batch_size: Any) -> int:
 
 
 def _params(settings: dict[str, Any]) -> SamplingParams:
-    """lm-eval's words for how to sample and when to stop, in ours."""
+    """Converts lm-eval's settings for sampling and stopping to ours."""
     asked: dict[str, Any] = dict(normalize_gen_kwargs(settings, _DEFAULT_ANSWER))
     stop = tuple(text for text in asked.pop("until") if text)
     max_tokens = asked.pop("max_gen_toks")
-    # Greedy tasks name filters, too: without a draw they mean nothing.
+    # Greedy tasks set filters, too, which have no effect without sampling.
     is_sampled = asked.pop("do_sample") and asked.get("temperature", 0) > 0
     unknown = [name for name in asked if name not in _SAMPLING]
     if unknown:
@@ -265,7 +267,7 @@ def _params(settings: dict[str, Any]) -> SamplingParams:
     if not is_sampled:
         penalty = asked.get("repetition_penalty", 1.0)
         return SamplingParams(max_tokens=max_tokens, stop=stop, repetition_penalty=penalty)
-    # From Python's own generator, which lm-eval's --seed sets: every repeat is another draw, every run the same.
+    # The seed is from Python's own generator, which lm-eval's --seed sets: repeats of a request differ, runs do not.
     return SamplingParams(max_tokens=max_tokens, stop=stop, seed=random.getrandbits(53), **asked)
 
 
@@ -274,7 +276,7 @@ def _log(probability: float) -> float:
 
 
 def main() -> None:
-    """lm-eval's command line, which knows `--model stridelm`."""
+    """lm-eval's command line, with `--model stridelm` registered."""
     try:
         cli_evaluate()
     except InputError as error:
@@ -282,7 +284,7 @@ def main() -> None:
         sys.exit(2)
 
 
-# By its name, not by the class: run with `python -m`, this module is there twice.
+# By its name, not by the class: if run with `python -m`, this module is loaded twice.
 if NAME not in model_registry:
     model_registry.register(NAME, target="stridelm.bench.lm_eval:StrideLM")
 

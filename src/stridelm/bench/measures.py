@@ -1,4 +1,4 @@
-"""From records to figures. Pure: the same records always give the same figures."""
+"""Computes figures from records. Pure functions: the same records always give the same figures."""
 
 import math
 import statistics
@@ -11,13 +11,13 @@ from stridelm.bench.records import PHASES, Answer, Quality, Record, Report
 from stridelm.decode.cost import Cost
 from stridelm.stats import path_in_words
 
-_SURE = 0.95
+_CONFIDENCE = 0.95
 _Pair = tuple[Record, Record]
 """A baseline's answer and a subject's, to the same question in the same round."""
 
 
 def measure(report: Report) -> list[Figures]:
-    """Every suite's subjects, suites in the order of the records, subjects in that of the report."""
+    """The figures of every subject on every suite: suites in the order of the records, subjects in the report's."""
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     plain: dict[tuple[str, str, int], Record] = {}
     for record in report.records:
@@ -34,24 +34,24 @@ def measure(report: Report) -> list[Figures]:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """The median with its quartiles and interval; None of no values."""
+    """The median with its quartiles and interval; None if there are no values."""
     ordered = sorted(values)
     count = len(ordered)
     if not count:
         return None
-    # Quartiles need two values; of a single one all three are that one.
+    # Quartiles need two values; with a single one, all three are equal to it.
     low, median, high = statistics.quantiles(ordered * (1 + (count == 1)), n=4, method="inclusive")
     first, coverage = _median_ranks(count)
     return Spread(median, ordered[first], ordered[count - 1 - first], (low, high), count, coverage)
 
 
 def _median_ranks(count: int) -> tuple[int, float]:
-    """How many of so many ordered values may be left out at either end, and how likely the median of what they were
-    drawn from lies between the others: each value is below it or not, as a coin falls."""
+    """How many of `count` ordered values may be left out at either end, and the probability that the true median lies
+    between the others: each value is below it with probability one half."""
     left_out, outside = 0, 2 * 0.5**count
     while 2 * left_out + 2 < count:
         more = outside + 2 * math.comb(count, left_out + 1) * 0.5**count
-        if more > 1 - _SURE:
+        if more > 1 - _CONFIDENCE:
             break
         left_out, outside = left_out + 1, more
     return left_out, max(0.0, 1 - outside)
@@ -70,7 +70,7 @@ def gaps(answer: Answer) -> list[float]:
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The value below which so many lie, in between two of them by weight; 0 of no values."""
+    """The value below which this share of the values lies, interpolated linearly; 0 if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return 0.0
@@ -85,7 +85,7 @@ def speed(answer: Answer) -> float | None:
 
 
 def decode_speed(answer: Answer) -> float | None:
-    """Tokens per second from the first stride on."""
+    """Tokens per second after the first stride."""
     if len(answer.stride_tokens) < 2:
         return None
     seconds = answer.stride_seconds[-1] - answer.stride_seconds[0]
@@ -93,8 +93,8 @@ def decode_speed(answer: Answer) -> float | None:
 
 
 def speed_up(pairs: list[_Pair], by: Callable[[Answer], float | None]) -> SpeedUp | None:
-    """By how much the subject's answers are faster; medians of ratios, not a ratio of medians. By speed rather than by
-    time: another text may be longer or shorter."""
+    """How many times as fast the subject's answers are: the median of ratios, not the ratio of medians. By speed rather
+    than by time: a text that differs may be longer or shorter."""
     ratios: list[float] = []
     compared: list[Quality] = []
     for plain, other in pairs:
@@ -111,8 +111,8 @@ def speed_up(pairs: list[_Pair], by: Callable[[Answer], float | None]) -> SpeedU
 
 def _figures(records: list[Record], pairs: list[_Pair]) -> Figures:
     answers, qualities = [record.answer for record in records], [record.quality for record in records]
-    told = [answer for answer in answers if answer.forwards]
-    with_rows = [answer for answer in told if answer.rows is not None]
+    reporting = [answer for answer in answers if answer.forwards]
+    with_rows = [answer for answer in reporting if answer.rows is not None]
     every_gap = [gap for answer in answers for gap in gaps(answer)]
     nothing = Spread(0.0, 0.0, 0.0)
     return Figures(
@@ -126,7 +126,7 @@ def _figures(records: list[Record], pairs: list[_Pair]) -> Figures:
         gap_p50=percentile(every_gap, 0.5),
         gap_p95=percentile(every_gap, 0.95),
         gap_p99=percentile(every_gap, 0.99),
-        tokens_per_forward=_ratio(sum(answer.count for answer in told), _forwards(told)),
+        tokens_per_forward=_ratio(sum(answer.count for answer in reporting), _forwards(reporting)),
         rows_per_forward=_ratio(sum(1 + (answer.rows or 0) for answer in with_rows), _forwards(with_rows)),
         acceptance=_acceptance(answers),
         memory_peak=max((answer.memory_peak for answer in answers if answer.memory_peak is not None), default=None),
@@ -150,7 +150,7 @@ def _place(record: Record) -> tuple[str, str, int]:
 
 
 def _differs(qualities: list[Quality]) -> bool:
-    """Nothing that could not be compared passes for the same."""
+    """Whether any text differs. One that could not be compared counts as different."""
     return not all(quality.identical for quality in qualities)
 
 
@@ -166,21 +166,21 @@ def _at(counts: tuple[int, ...], place: int) -> int:
 
 
 def _phases(answers: list[Answer]) -> dict[str, float]:
-    told = [answer for answer in answers if answer.phases]
-    seconds = sum(answer.seconds for answer in told)
+    reporting = [answer for answer in answers if answer.phases]
+    seconds = sum(answer.seconds for answer in reporting)
     if not seconds:
         return {}
-    return {name: sum(answer.phases.get(name, 0.0) for answer in told) / seconds for name in PHASES}
+    return {name: sum(answer.phases.get(name, 0.0) for answer in reporting) / seconds for name in PHASES}
 
 
 def _path(answers: list[Answer]) -> str | None:
-    """By the forwards of all of them; a server may answer by several backends."""
+    """What ran, from the forwards of all answers; a server may use several backends."""
     paths: list[str] = []
     for backend in dict.fromkeys(answer.backend for answer in answers):
-        told = [answer for answer in answers if answer.backend == backend]
+        served = [answer for answer in answers if answer.backend == backend]
         if backend is not None:
-            own = sum(answer.own_forwards or 0 for answer in told)
-            paths.append(path_in_words(backend, _forwards(told), own, len(told)))
+            own = sum(answer.own_forwards or 0 for answer in served)
+            paths.append(path_in_words(backend, _forwards(served), own, len(served)))
     return "; ".join(paths) or None
 
 
@@ -208,25 +208,25 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """What several tokens per forward should bring, and what they do bring, once the prompt is read."""
+    """The speed-up that several tokens per forward should give after the prompt is read, and the measured one."""
 
     tokens_per_forward: float
     rows_per_forward: float
     forward_cost: float
-    """What a forward of so many rows costs, one row being 1."""
+    """Cost of a forward of `rows_per_forward` rows, relative to one row."""
     expected: float
-    """The speed-up, if drafting cost nothing and masks no more than other rows: tokens per forward over its cost."""
+    """The speed-up if drafting cost nothing and masks no more than other rows: tokens per forward over its cost."""
     measured: SpeedUp
 
     @property
     def reached(self) -> float:
-        """The share of what was to be expected."""
+        """The measured speed-up as a share of the expected one."""
         return self.measured.median / self.expected
 
 
 def theory(figures: Figures, cost: Cost) -> Theory | None:
-    """Of a decoder of ours, by what the planner knows of the model's forwards on this machine; None where answers were
-    too short to tell."""
+    """Theory for one of our decoders, by the planner's cost of forwards on this machine; None if answers were too short
+    to tell."""
     tokens, rows, measured = figures.tokens_per_forward, figures.rows_per_forward, figures.decode_speed_up
     if tokens is None or rows is None or measured is None:
         return None

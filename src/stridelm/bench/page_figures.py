@@ -1,5 +1,5 @@
-"""Everything that a page shows of a bench, made once from its report: `bench.json` carries it beside the records, the
-HTML page and the playground's view show it and compute nothing."""
+"""Everything that a page shows of a bench, computed once from its report. `bench.json` holds it together with the
+records; the HTML page and the playground show it and compute nothing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,25 +21,25 @@ class Row:
     subject: str
     cells: tuple[str, ...]
     tone: str
-    """Of the words on its text: `good`, or `alarm` where its speed must not be taken at its face value."""
+    """How to show the verdict on its text: `good`, or `alarm` if its speed must not be taken at face value."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFigures:
     summary: str
     broken_promises: str
-    """Exact decoders whose text differs, in a sentence: a fault, not a trade. Empty where there is none."""
+    """A sentence that names exact decoders whose text differs, which is a bug. Empty if there are none."""
     facts: tuple[Table, ...]
-    """What was run: tables of two columns."""
+    """What was run, as tables of two columns."""
     columns: Table
-    """Of the main table: heading and meaning."""
+    """The columns of the main table: heading and meaning."""
     rows: tuple[Row, ...]
     """The main table."""
     charts: tuple[Chart, ...]
     scenarios: tuple[Table, ...]
-    """What the suites `agent` and `voice` are for."""
+    """The figures of the suites `agent` and `voice`."""
     subjects: tuple[Figures, ...]
-    """The same in numbers, of every suite's subjects."""
+    """The main table as numbers, per suite and subject."""
     questions: tuple[QuestionFigures, ...]
 
 

@@ -1,5 +1,5 @@
-"""What can be said of an answer's text, beside its speed: is it plain decoding's, does it repeat itself, is it right,
-and how likely is it to the base model."""
+"""The quality of an answer's text, apart from its speed: does it equal plain decoding's, does it repeat itself, is it
+right, and how likely is it for the base model."""
 
 import math
 import re
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 NGRAM = 4
 _TIMES = 3
 _SHORTEST_LOOP = 16
-"""Characters that a loop has in all: a number of many zeros is none, nor is laughter."""
+"""Minimum number of characters of a loop, all repetitions together: a number with many zeros is none, nor is
+laughter."""
 _PIECE = re.compile(r"\s*\S+|\s+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of so many."""
+    """`count` of `of` things."""
 
     count: int = 0
     of: int = 0
@@ -42,8 +43,8 @@ class Share:
 
 
 def judge(question: Question, answer: Answer, plain: Answer | None, log_likelihood: float | None) -> Quality:
-    """`plain` is plain decoding's answer to the same question, where there is one to hold against. Texts are compared
-    by tokens; by words, with the space before them, where one of the two has none."""
+    """`plain` is plain decoding's answer to the same question, if there is one to compare with. Texts are compared by
+    tokens or, if one of the two has no tokens, by words with the space before them."""
     by_tokens = bool(answer.tokens) and (plain is None or bool(plain.tokens))
     own = answer.tokens if by_tokens else _words(answer.text)
     identical = departs_at = agreed = None
@@ -63,28 +64,28 @@ def judge(question: Question, answer: Answer, plain: Answer | None, log_likeliho
 
 
 def common(plain: Items[object], other: Items[object]) -> int:
-    """How many of their first tokens two texts share."""
+    """The length of the common prefix of two texts, in tokens."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, other, strict=False)))
 
 
 def agreement(plain: Items[object], other: Items[object]) -> float:
-    """How much of the plain answer is written before the first other token."""
+    """The share of the plain answer before the first token that differs."""
     return common(plain, other) / len(plain) if plain else 1.0
 
 
 def repeated_ngrams(tokens: Items[Hashable], size: int = NGRAM) -> Share:
-    """The n-grams that occurred before in the same text."""
+    """The share of n-grams that occurred before in the same text."""
     ngrams = [tuple(tokens[start : start + size]) for start in range(len(tokens) - size + 1)]
     return Share(len(ngrams) - len(set(ngrams)), len(ngrams))
 
 
 def loops(text: str) -> bool:
-    """Whether a third of the text or more, up to its end, says one thing three times or more.
+    """Whether at least the last third of the text repeats one thing, three times or more.
 
-    Letter by letter, so that it does not matter where the text is cut off: `2, 3, 4` and lists of different entries
-    change from one time to the next, and a list of equal ones that is closed has an end.
+    Compared letter by letter, so that it does not matter where the text is cut off. `2, 3, 4` and lists of different
+    entries are no loops, because each repetition differs; nor is a list of equal entries with other text after it.
     """
-    # The last time may lack its full stop and the space behind it.
+    # The last repetition may lack its full stop and the space after it.
     text = " ".join(text.split()).rstrip(".!?… ")
     least = max(_SHORTEST_LOOP, len(text) / 3)
     backwards = text[::-1]
@@ -95,18 +96,18 @@ def loops(text: str) -> bool:
 
 
 def mean_log_likelihood(model: "LanguageModel", prompt_tokens: Items[int], tokens: Items[int]) -> float | None:
-    """The model's mean log-probability of an answer's tokens, given the prompt and those before; None of no tokens.
+    """The model's mean log-probability of an answer's tokens, given the prompt; None if there are no tokens.
 
-    No other answers may be in the making. The text is in the cache afterwards: `model.forget()` before timing.
+    The engine must have no other sequences. The text is cached afterwards: call `model.forget()` before timing.
     """
     if not tokens:
         return None
     scored = model.engine.strides_of(model.scoring([*prompt_tokens, *tokens]))
     probabilities = [each for stride in scored for each in stride.confidence]
-    # The least that a float holds stands for what has no logarithm.
+    # A probability of 0 has no logarithm: the smallest float stands for it.
     return statistics.fmean(math.log(max(each, sys.float_info.min)) for each in probabilities[-len(tokens) :])
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """With the space before each, so that all of the text is in them."""
+    """The words, each with the space before it, so that together they are the whole text."""
     return tuple(_PIECE.findall(text))

@@ -1,4 +1,4 @@
-"""Each question's answers in figures: by subject, over all rounds."""
+"""Figures of each question: by subject, over all rounds."""
 
 import statistics
 from collections import defaultdict
@@ -16,17 +16,17 @@ class QuestionFigures:
     tokens: float
     """The median of the answers' lengths."""
     speed: float | None
-    """Tokens per second, of all answers together."""
+    """Tokens per second, over all answers together."""
     tokens_per_forward: float | None
     right: float | None
-    """The share of answers that a checker found right, of those that have one."""
+    """The share of answers that a checker found right, of those that have a checker."""
     differing: int
-    """Answers whose text is another than plain decoding's."""
+    """Number of answers whose text differs from plain decoding's."""
     looping: int
     text: str
-    """What became of the text, in words."""
+    """The verdict on the text, in words."""
     shown_round: int | None
-    """The first round whose text differs or loops, which is shown; None where there is none."""
+    """The first round whose text differs or loops, which is shown; None if there is none."""
 
 
 def question_figures(report: Report) -> list[QuestionFigures]:
@@ -64,7 +64,7 @@ def _figures(own: list[Record]) -> QuestionFigures:
 
 
 def _verdict(own: list[Record]) -> str:
-    """Over all rounds of a question; how many, where it is not all of them."""
+    """The verdict over all rounds of a question; with the number of rounds if it does not hold for all."""
     parts: list[str] = []
     if differing := [record for record in own if _differs(record)]:
         at = [record.quality.departs_at for record in differing if record.quality.departs_at is not None]

@@ -1,9 +1,9 @@
-"""The nouns of `stridelm bench`, and its JSON. Everything that is reported is made from these; nothing here imports
+"""The data types of `stridelm bench`, and its JSON. All results are computed from these, and nothing here imports
 torch.
 
-    Question   a prompt of a suite, with what a right answer is where somebody can say so
+    Question   a prompt of a suite, with a checker for right answers if there is a rule for them
     Answer     one subject's reply to one question in one round: tokens, and when each stride of them came
-    Quality    what can be said of an answer's text, beside its speed
+    Quality    the quality of an answer's text, apart from its speed
     Record     a question, the subject's name, the round, the answer and its quality
     Report     all records with the machine, versions and settings; what bench.json, the page and --compare read
 """
@@ -18,12 +18,11 @@ from stridelm.params import InputError
 
 VERSION = 1
 PHASES = ("draft", "forward", "head", "verify", "sampling", "steps", "rest")
-"""Where the time of our own decoders goes. The head is a part of the forward that is timed by itself; `steps` are
-those that the backend runs by itself, whole (reports of before have none); `rest` is what is left of the answer's
-time."""
+"""Where the time of our own decoders goes. The head is a part of the forward that is timed separately; `steps` are
+whole steps that the backend runs by itself (older reports have none); `rest` is what is left of the answer's time."""
 
 Checker = Callable[[str], bool]
-"""Whether a text answers its question rightly."""
+"""Whether a text is a right answer to its question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +34,38 @@ class Question:
     max_tokens: int
     checker: Checker | None = None
     note: str = ""
-    """What it is about, for a person."""
+    """What it is about, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds count from the moment the question was put."""
+    """Times are in seconds since the question was asked."""
 
     tokens: tuple[int, ...]
-    """Empty where a subject gives none (a server)."""
+    """Empty if the subject gives none (a server)."""
     text: str
     stride_tokens: tuple[int, ...]
     """How many tokens came with each stride, or each chunk of a server."""
     stride_seconds: tuple[float, ...]
     """When each of them came. The first is the time to first token."""
     seconds: float
-    """Until the answer was whole."""
+    """When the answer was complete."""
     prompt_tokens: int = 0
     forwards: int | None = None
-    """Passes that wrote something; None where a subject does not tell."""
+    """Number of passes that wrote tokens; None if the subject does not report it."""
     own_forwards: int | None = None
     """Those of them that the backend ran by itself."""
     backend: str | None = None
-    """What ran the model: torch, native or gpu, of a subject of ours."""
+    """What ran the model, if the subject is ours: torch, native or gpu."""
     rows: int | None = None
-    """Rows of these passes, the prompt's left out."""
+    """Rows of these passes, without the prompt's."""
     drafted_by_depth: tuple[int, ...] = ()
     accepted_by_depth: tuple[int, ...] = ()
-    """By depth, from 1: drafts that were looked at (their parent stood), and those that stood."""
+    """By depth, from 1: drafts that were looked at (their parent was accepted), and those that were accepted."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase; empty where a subject does not tell."""
+    """Seconds by phase; empty if the subject does not report them."""
     memory_peak: int | None = None
-    """Bytes resident at most, of the process, so far."""
+    """Peak resident memory of the process so far, in bytes."""
 
     @property
     def first(self) -> float:
@@ -80,9 +79,9 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Quality:
     identical: bool | None = None
-    """To plain decoding of the same model with the same settings; None where nothing can be compared."""
+    """Whether the text equals plain decoding's, of the same model with the same settings; None if not compared."""
     departs_at: int | None = None
-    """The first token that differs."""
+    """The position of the first token that differs."""
     agreement: float | None = None
     """The share of the plain answer before it."""
     log_likelihood: float | None = None
@@ -90,9 +89,9 @@ class Quality:
     repetition: float = 0.0
     """The share of 4-grams (of tokens, or of words) that occurred before."""
     loops: bool = False
-    """Whether the text ends by saying one thing again and again. Loops flatter every speculative decoder."""
+    """Whether the text ends in a repetition loop. Loops are easy to draft, so they flatter speculative decoders."""
     right: bool | None = None
-    """By the question's checker."""
+    """The result of the question's checker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +111,20 @@ class Report:
     circumstances: dict[str, Any]
     """The command, machine, versions, commit and time."""
     baseline: str
-    """The subject that speed-ups are over: plain decoding of ours."""
+    """The subject that speed-ups are relative to: our own plain decoding."""
     subjects: dict[str, dict[str, Any]]
-    """Name -> what it is: decoder and settings, library and version, or server and model. `exact` says what it
-    promises."""
+    """Name -> what it is: decoder and settings, library and version, or server and model. `exact`: whether it promises
+    the text of plain decoding."""
     records: list[Record] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
-    """Subjects that took no part, and why."""
+    """Subjects that failed or could not take part, and why."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What records do not tell, each with a shape of its own: `theory`, `agent`, `voice`."""
+    """Further results, each in its own format: `theory`, `agent`, `voice`."""
 
 
 def read_report(file: Path) -> Report:
-    """A report as `report.write_json` left it; the figures in it are left alone, since `measures` makes them from the
-    records. Raises InputError, naming the file and the place, where it is something else."""
+    """Read a report that `report.write_json` wrote. The figures in the file are ignored, since `measures` computes them
+    from the records. Raises an InputError that names the file and the problem if it is no such report."""
     try:
         entry = json.loads(file.read_text())
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A report's files: `bench.json`, with its figures beside the records, and the page with its pictures."""
+"""Writes a report's files: `bench.json`, with records and figures, and the page with its pictures."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,7 @@ FILE = "bench.json"
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """The JSON, the page and its pictures; returns the files written."""
+    """Write the JSON, the page and its pictures; returns the files written."""
     figures = page_figures(report)
     written = write_page(report, figures, folder)
     write_json(report, figures, folder / FILE)
@@ -21,6 +21,6 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def write_json(report: Report, figures: PageFigures, file: Path) -> None:
-    """As `records.read_report` reads it. That leaves the figures alone: in Python they are made from the records."""
+    """Write the file that `records.read_report` reads. That ignores the figures and computes them from the records."""
     entry = {"version": VERSION, **asdict(report), "figures": asdict(figures)}
     write_bytes(file, f"{json.dumps(entry, indent=1)}\n".encode())

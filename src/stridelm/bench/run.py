@@ -1,7 +1,7 @@
-"""The run of a bench: every question to every subject, in turn, round after round, never two at a time.
+"""Runs a bench: asks every subject every question, in turn, round after round, never two at a time.
 
-So what disturbs the machine disturbs all of them alike. Who goes first changes from question to question, because who
-goes first finds the machine as the one before left it.
+So disturbances of the machine affect all subjects alike. The subject that is asked first changes from question to
+question, because the state of the machine at the start of a question may favour or hurt it.
 """
 
 import copy
@@ -21,15 +21,15 @@ from stridelm.bench.subjects import Absent, Subject
 from stridelm.params import InputError
 
 Judge = Callable[[Question, Answer, Answer | None], Quality]
-"""What can be said of an answer, given the baseline's to the same messages in the same round, if there is one."""
+"""The quality of an answer, given the baseline's answer to the same messages in the same round, if there is one."""
 
 
 class Task(Protocol):
-    """A chain of questions, each made of the answer before. It is copied before it begins, for every subject and round:
-    the one that is given stays as it is."""
+    """A chain of questions, each of which depends on the answers before. A fresh copy is used for every subject and
+    round."""
 
     def next(self, previous: str | None) -> Question | None:
-        """The next question, given the answer to the one before: None at first. None where the chain ends."""
+        """The next question, or None at the end of the chain. `previous`: the answer to the last one, None at first."""
         ...
 
 
@@ -44,10 +44,10 @@ def run(
     circumstances: dict[str, Any],
     shown: Callable[[Report], RenderableType] | None = None,
 ) -> Report:
-    """The first subject is the baseline, plain decoding of ours: without it there is no bench, so what it fails with is
-    raised. Another one that fails takes no further part; what it had answered before stays. `settings`: what the
-    report is to tell beside suites, subjects and rounds. `shown`: what a terminal shows of the report while it grows,
-    above a progress bar."""
+    """The first subject is the baseline, our own plain decoding: the bench needs it, so its errors are raised. Any
+    other subject that fails is not asked again; its earlier answers are kept. `settings`: what the report shall record
+    besides suites, subjects and rounds. `shown`: what a terminal shows of the unfinished report, above a progress
+    bar."""
     questions, tasks = list(questions), list(tasks)
     if not 1 <= rounds <= 1000:
         raise InputError(f"--rounds must be between 1 and 1000, not {rounds}")
@@ -84,7 +84,7 @@ def run(
 
 
 class _Run:
-    """Who still takes part, and what was answered."""
+    """The subjects that still take part, and the report so far."""
 
     def __init__(
         self, report: Report, subjects: list[Subject], judge: Judge, bar: Progress, show: Callable[[], None]
@@ -100,19 +100,19 @@ class _Run:
             try:
                 subject.start()
                 subject.warm_up()
-            # Peers are other people's code: what they raise may be anything.
+            # Other libraries and servers may raise anything.
             except Exception as error:
                 self._leave(subject, error)
             else:
                 self.report.subjects[subject.name] = subject.about
 
     def expect(self, turns: int) -> None:
-        """So many turns are to come."""
+        """Add `turns` turns to the progress bar."""
         self._expected += turns
         self._bar.update(self._shown, total=self._expected * len(self.present), completed=0)
 
     def follow(self, task: Task, number: int) -> None:
-        """A chain for everyone, a link of each at a time."""
+        """Run a chain for every subject: one question of each chain per turn."""
         chains = {subject.name: copy.deepcopy(task) for subject in self.present}
         said: dict[str, str] = {}
         while True:
@@ -129,7 +129,7 @@ class _Run:
             said = {subject: answer.text for subject, answer in self.turn(asked, number).items()}
 
     def turn(self, asked: list[tuple[Subject, Question]], number: int) -> dict[str, Answer]:
-        """Put each of these subjects its question; returns their answers by name."""
+        """Ask each of these subjects its question; returns their answers by name."""
         first = self._turns % len(asked)
         self._turns += 1
         answered: dict[str, tuple[Question, Answer]] = {}
@@ -143,16 +143,16 @@ class _Run:
             self._bar.advance(self._shown)
         plain = answered.get(self.report.baseline)
         for subject, (question, answer) in answered.items():
-            # In a chain, a link hangs on what the subject itself said before.
+            # In a chain, a question depends on the subject's own earlier answers, so messages may differ.
             beside = plain[1] if plain is not None and plain[0].messages == question.messages else None
             quality = self._judge(question, answer, beside)
             self.report.records.append(Record(question.suite, question.name, subject, number, answer, quality))
         return {subject: answer for subject, (_, answer) in answered.items()}
 
     def _leave(self, subject: Subject, error: Exception, place: str = "") -> None:
-        is_told = isinstance(error, InputError | Absent)
+        is_expected = isinstance(error, InputError | Absent)
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = place + (said if is_told else f"{type(error).__name__}: {said}")
+        reason = place + (said if is_expected else f"{type(error).__name__}: {said}")
         if subject.name == self.report.baseline:
             raise InputError(f"{subject.name}, which all others are compared with, failed: {reason}") from error
         self.report.absent[subject.name] = reason
@@ -164,7 +164,7 @@ class _Run:
 
 
 def circumstances(device: str, threads: int) -> dict[str, Any]:
-    """The command, code and machine of a run on a device of this name, for its report."""
+    """The command, versions and machine of a run on this device, for its report."""
     from stridelm.train import record  # which imports torch
 
     made = record.circumstances(device)

@@ -1,4 +1,4 @@
-"""What the suites `agent` and `voice` are for, in figures by subject: pure functions of a report's records."""
+"""Figures of the suites `agent` and `voice`, by subject: pure functions of a report's records."""
 
 import statistics
 from collections import defaultdict
@@ -9,29 +9,29 @@ from stridelm.bench.records import Answer, Record
 from stridelm.bench.suites.agent import parse_call
 
 BUDGET = 3.0
-"""Seconds that somebody waits for a call."""
+"""Seconds that a user is assumed to wait for a call."""
 FIRST_TOKENS = 3
-"""About two words: enough for a voice to begin."""
+"""About two words: enough for a voice assistant to start speaking."""
 PROMPT, PATIENT = 0.5, 0.8
-"""Seconds after which a pause is noticed, and after which it is felt to be one."""
+"""Seconds after which a pause is noticed, and after which it disturbs."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """Medians over rounds, where it does not say otherwise."""
+    """Medians over rounds, unless stated otherwise."""
 
     calls: int
-    """Over all rounds."""
+    """Number of calls over all rounds."""
     parsed: int
-    """Those that could be read as a call."""
+    """Number of replies that could be parsed as a call."""
     right: int
-    """Those that were the call that was needed."""
+    """Number of replies that were the expected call."""
     seconds: float
-    """Of the whole chain."""
+    """Time of the whole chain."""
     speed_up: float | None
-    """Of the whole chain, over the baseline's of the same round; None where the baseline took no part."""
+    """Speed-up of the whole chain over the baseline's in the same round; None without the baseline."""
     reasoning_tokens: float
-    """That could be written before a call within the budget: the median over calls."""
+    """Number of tokens that could be written before a call within the budget: the median over calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class VoiceFigures:
     prompt: float
     """The share of replies whose first words came within `PROMPT` seconds."""
     patient: float
-    """And within `PATIENT` seconds."""
+    """The same within `PATIENT` seconds."""
 
 
 def agent_figures(records: Iterable[Record], baseline: str) -> dict[str, AgentFigures]:
@@ -77,12 +77,12 @@ def voice_figures(records: Iterable[Record]) -> dict[str, VoiceFigures]:
 
 
 def reasoning_tokens(answer: Answer, budget: float = BUDGET) -> float:
-    """How many tokens of thought would fit into the budget beside this answer, written as fast as this answer was."""
+    """How many reasoning tokens would fit into the budget besides this answer, at the speed of this answer."""
     return max(0.0, budget - answer.seconds) * _tokens_per_second(answer)
 
 
 def first_words(answer: Answer) -> float:
-    """Seconds until the first words could be said; of a shorter answer, until it was whole."""
+    """Seconds until the first words could be spoken; for a shorter answer, until it was complete."""
     count = 0
     for tokens, seconds in zip(answer.stride_tokens, answer.stride_seconds, strict=True):
         count += tokens
@@ -92,8 +92,8 @@ def first_words(answer: Answer) -> float:
 
 
 def _tokens_per_second(answer: Answer) -> float:
-    """Once it writes: the time to the first stride is that of the prompt. An answer of one stride tells no more than
-    its whole time."""
+    """Decoding speed, without the time to the first stride, which is that of reading the prompt. For an answer of one
+    stride only the whole time is known."""
     if len(answer.stride_seconds) > 1 and answer.stride_seconds[-1] > answer.first:
         return sum(answer.stride_tokens[1:]) / (answer.stride_seconds[-1] - answer.first)
     return answer.count / answer.seconds if answer.seconds else 0.0
@@ -108,7 +108,7 @@ def _by_subject(records: Iterable[Record], suite: str) -> dict[str, list[Record]
 
 
 def _chain_seconds(records: Iterable[Record]) -> dict[int, float]:
-    """By round."""
+    """Seconds of the chain, by round."""
     seconds: dict[int, float] = defaultdict(float)
     for record in records:
         seconds[record.round] += record.answer.seconds

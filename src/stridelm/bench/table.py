@@ -17,7 +17,7 @@ def table(figures: list[Figures]) -> RenderableType:
 
 
 class _Fitting:
-    """Looks at the width when it is drawn: a window may be resized while the bench runs."""
+    """Chooses its columns when it is drawn: a window may be resized while the bench runs."""
 
     def __init__(self, figures: list[Figures]) -> None:
         self.figures = figures
@@ -56,7 +56,7 @@ def _table(figures: list[Figures], columns: list[Column]) -> Table:
 
 
 def _cell(column: Column, figures: Figures) -> Text:
-    """Never markup: names may hold brackets."""
+    """A `Text`, not markup: names may contain brackets."""
     style = ""
     if column.cell is text_verdict:
         style = "bold yellow" if is_alarming(figures) else "green"
@@ -64,7 +64,7 @@ def _cell(column: Column, figures: Figures) -> Text:
 
 
 def _notes(figures: list[Figures], names_paths: bool) -> list[str]:
-    """`names_paths`: whether the table has room for them."""
+    """The notes below the table. `names_paths`: whether the table has a column for paths."""
     notes = ["speed-up: over the baseline, on the same question in the same round; median (95 % interval)"]
     if any(each.differs for each in figures):
         notes.append("differs: another text than plain decoding's, so its speed-up is not that of the same answer")

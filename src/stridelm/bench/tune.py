@@ -1,4 +1,4 @@
-"""`stridelm tune`: which decoder, with which settings, is best for a user's own prompts on this machine."""
+"""`stridelm tune`: finds the decoder and settings that are best for a user's own prompts on this machine."""
 
 import os
 import shlex
@@ -44,7 +44,7 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer of a candidate, beside the plain one to the same prompt in the same round."""
+    """One answer of a candidate, compared with the plain answer to the same prompt in the same round."""
 
     speed_up: float
     tokens_per_second: float
@@ -93,7 +93,7 @@ def run(options: TuneOptions) -> None:
 
 
 def _checked(options: TuneOptions) -> list[PromptLine]:
-    """The prompts. What can be refused without a model is refused here."""
+    """Read the prompts, and check all options that can be checked without a model."""
     if not 2 <= options.max_tokens <= 2**20:
         raise InputError(f"--max-tokens must be between 2 and {2**20}, not {options.max_tokens}")
     if not 1 <= options.rounds <= 1000:
@@ -109,7 +109,7 @@ def _checked(options: TuneOptions) -> list[PromptLine]:
 
 
 def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: SamplingParams) -> None:
-    """A bad prompt must not cost the measurements before it."""
+    """Check all prompts first: a bad one must not cost the measurements before it."""
     for line in lines:
         try:
             model.stream(line.prompt, params, decoder=PLAIN).close()
@@ -118,8 +118,8 @@ def _check_prompts(model: LanguageModel, lines: list[PromptLine], params: Sampli
 
 
 def candidates(*, has_draft: bool, mask_k: int, heads_k: int = 0) -> list[DecodeSettings]:
-    """What is worth a try with what is loaded, plain decoding first. `mask_k` is 0 without masks, `heads_k` without
-    prediction heads."""
+    """The settings to try with what is loaded, plain decoding first. `mask_k` is 0 without masks, `heads_k` is 0
+    without prediction heads."""
     found = [DecodeSettings(PLAIN), DecodeSettings(), *(DecodeSettings(nodes=nodes) for nodes in (4, 8, 16))]
     if mask_k:
         found += [DecodeSettings("self", k=k) for k in sorted({3, 5, mask_k}) if k <= mask_k]
@@ -138,9 +138,9 @@ def candidates(*, has_draft: bool, mask_k: int, heads_k: int = 0) -> list[Decode
 def measure(
     model: LanguageModel, prompts: list[Any], settings: list[DecodeSettings], params: SamplingParams, rounds: int
 ) -> list[Measured]:
-    """Every candidate on every prompt, in turn, so that what disturbs the machine disturbs all of them alike.
+    """Run every candidate on every prompt, in turn, so that disturbances of the machine affect all of them alike.
 
-    `settings` begins with plain decoding. One more round goes before the others to warm up and is not counted.
+    `settings` begins with plain decoding. A warm-up round comes first and is not counted.
     """
     samples: dict[DecodeSettings, list[Sample]] = defaultdict(list)
     console = Console(stderr=True, highlight=False)
@@ -162,7 +162,7 @@ def measure(
 
 
 def compare(plain: Result, result: Result) -> Sample:
-    """Seconds per token are compared: the answer of a lossy decoder may be longer or shorter than the plain one."""
+    """Compares seconds per token: the answer of a lossy decoder may be longer or shorter than the plain one."""
     same = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain.token_ids, result.token_ids, strict=False))
     )
@@ -181,7 +181,7 @@ def compare(plain: Result, result: Result) -> Sample:
 
 def summarize(settings: DecodeSettings, samples: list[Sample]) -> Measured:
     speed_ups = [sample.speed_up for sample in samples]
-    # Quartiles need two values; of a single one all three are that one.
+    # Quartiles need two values; with a single one, all three are equal to it.
     low, middle, high = statistics.quantiles(speed_ups * (1 + (len(samples) == 1)), n=4, method="inclusive")
     return Measured(
         settings=settings,
@@ -203,9 +203,9 @@ def summarize(settings: DecodeSettings, samples: list[Sample]) -> Measured:
 
 
 def choose(measured: list[Measured], agreement: float) -> Measured:
-    """The fastest that agrees enough, or plain decoding, which comes first, where none is faster.
+    """The fastest that agrees enough, or plain decoding, which is the first, if none is faster.
 
-    Agreement of 1 asks for a promise: a lossy decoder that kept to the text on these prompts may not on the next.
+    An agreement of 1 allows exact decoders only: a lossy one that kept the text on these prompts may not on others.
     """
     plain, *others = measured
     allowed = [
@@ -228,7 +228,7 @@ def table(measured: list[Measured], chosen: Measured) -> list[str]:
 
 
 def _record(options: TuneOptions, model: LanguageModel, prompts: int) -> dict[str, Any]:
-    """What the profile tells besides its settings."""
+    """What the profile records besides its settings."""
     made = circumstances(model.target.device)
     command, machine = made.pop("command"), made.pop("machine")
     machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}

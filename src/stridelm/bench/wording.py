@@ -1,4 +1,4 @@
-"""How figures are said: one set of columns and of words for the terminal, the page and the comparison."""
+"""How figures are shown: one set of columns and phrases for the terminal, the page and the comparison."""
 
 import re
 from collections.abc import Callable
@@ -8,26 +8,26 @@ from typing import Any
 from stridelm.bench.figures import Figures, Spread
 
 NOTHING = "-"
-"""Where there is no figure."""
+"""Shown if there is no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     title: str
-    """A line break is where a narrow heading may be broken."""
+    """A line break marks where a narrow heading may be broken."""
     meaning: str
     cell: Callable[[Figures], str]
     rank: int = 0
-    """Where there is too little room, the highest rank goes first; 0 stays."""
+    """If there is too little room, columns are left out from the highest rank down; 0 is always shown."""
 
     @property
     def heading(self) -> str:
-        """The title with a line break only where it splits a word."""
+        """The title with a line break only if it splits a word."""
         return re.sub(r"(?<![/-])\n(?!/)", " ", self.title)
 
 
 def text_verdict(figures: Figures) -> str:
-    """What became of the text. It stands right beside the speed-up, which is worth little without it."""
+    """How the text compares with plain decoding's. Shown next to the speed-up, which says little without it."""
     if figures.identical is None:
         verdict = "not compared"
     elif figures.differs:
@@ -40,7 +40,7 @@ def text_verdict(figures: Figures) -> str:
 
 
 def is_alarming(figures: Figures) -> bool:
-    """Whether the speed of this text must not be taken at its face value."""
+    """Whether the speed must not be taken at face value, because texts differ or loop."""
     return figures.differs or figures.loops > 0
 
 
@@ -55,7 +55,7 @@ def multiple(spread: Spread | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """With a digit behind the point only where it says something."""
+    """Below 10 ms with one decimal, otherwise without."""
     return f"{1e3 * seconds:.1f}" if seconds < 0.01 else f"{1e3 * seconds:.0f}"
 
 
@@ -113,7 +113,7 @@ COLUMNS = (
 
 
 def paths_of(figures: list[Figures]) -> dict[str, list[str]]:
-    """By subject, every path that its answers took, as far as it tells."""
+    """By subject, every path that its answers took, if it reports them."""
     paths: dict[str, list[str]] = {}
     for each in figures:
         if each.path is not None and each.path not in paths.setdefault(each.subject, []):

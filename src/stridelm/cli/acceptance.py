@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _LARGEST_BATCH = 4096
 _MAX_MASKS = 15
-"""Of a model that stands alone and does not say how many it was trained with: as many as published ones have."""
+"""Number of masks of a model that stands alone and does not say how many it was trained with: that of published
+models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def acceptance(
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="Measure this draft, which train made, and no adapter.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 200,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens of each answer.")] = 200,
     batch: Annotated[int, typer.Option("--batch", help="Answers written at once.")] = 32,
     sequential_head: Annotated[
         bool, typer.Option("--sequential-head/--no-sequential-head", help="With or without the sequential head.")
@@ -102,7 +103,7 @@ def run(options: AcceptanceOptions) -> None:
 
 
 def _reader(options: AcceptanceOptions) -> "tuple[Checkpoint, Reader]":
-    """The model whose answers are walked over, and who proposes."""
+    """The model whose answers are measured, and the reader that proposes drafts for them."""
     from stridelm.backends.torch.checkpoint import load_checkpoint
     from stridelm.backends.torch.converted import load_converted
     from stridelm.backends.torch.draft_layers import load_layers

@@ -52,12 +52,14 @@ for command in (generate, chat, bench, train, acceptance, tune, export, serve, d
 
 
 def main() -> None:
-    """Run the command line. What a user can mend ends in one line and exit status 2."""
+    """Run the command line. An error that the user can fix ends in a one-line message and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal of few letters gets question marks, not a traceback
+        # A terminal whose encoding lacks a character gets a question mark, not a traceback.
+        sys.stdout.reconfigure(errors="replace")
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Before torch is imported. Beside busy processes a forward took 1,784 ms on two cores, because threads spin
-        # for one that is not running; with this 201 ms, and on a quiet machine no more than without.
+        # Set before torch is imported. With other busy processes on two cores a forward took 1,784 ms, because threads
+        # spin while they wait for one that is not scheduled; with this setting 201 ms, and on a quiet machine no more
+        # than without it.
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     arguments, debug = without_debug(sys.argv[1:])
     try:
@@ -67,7 +69,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     except BrokenPipeError:
-        # Whoever read our output has left; typer ends in 1, too, when it sees this first.
+        # The reader of our output is gone. typer exits with 1, too, if it sees the error first.
         drop_output()
         status = 1
     except TrainingFailed as error:

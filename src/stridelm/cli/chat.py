@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stridelm.chat.speaker import Speaker
 
 _LOCAL = ("adapter", "draft_model", "heads", *(each.name for each in fields(LoadSettings)))
-"""What a server has decided already."""
+"""Options about loading, which do not apply to a model that a server has loaded."""
 
 
 @with_settings
@@ -58,13 +58,13 @@ def chat(
             f"{as_option(name)} is about a model that is loaded here and does not go with --url: leave one of them out"
         )
     asked_for = choice.model if given(context, ["model"]) else None
-    # Only what was given: other servers know none of the decoding settings.
+    # Only the options that were given: other servers know none of the decoding settings.
     stride = {name: getattr(decode, name) for name in given(context, [each.name for each in fields(DecodeSettings)])}
     run(lambda: _remote(url, api_key, asked_for, sampling, stride), system)
 
 
 def run(connect: "Callable[[], Speaker]", system: str | None) -> None:
-    """`connect`: load the model, or find it at a server."""
+    """`connect`: loads the model, or finds it at a server."""
     from stridelm.chat.conversation import Conversation
     from stridelm.chat.loop import Chat
     from stridelm.chat.screen import Screen

@@ -1,4 +1,4 @@
-"""How the command line ends when something is wrong: what to tell the user, and what only --debug shows."""
+"""How the command line ends after an error: what the user sees, and what only --debug shows."""
 
 import errno
 import os
@@ -10,8 +10,8 @@ from stridelm.params import InputError
 # The base of all usage errors. typer brings its own click or uses the installed one, depending on its version.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)
-"""What a user can mend about a file that cannot be written."""
+_FIXABLE_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)
+"""Reasons why a file cannot be written that a user can fix."""
 
 
 def without_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -22,18 +22,18 @@ def without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 
 def complaint(error: Exception) -> str | None:
-    """What to tell the user; None for what they cannot mend."""
+    """The message for the user; None for an error that they cannot fix."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context else ""
         return error.format_message() + hint  # type: ignore[attr-defined]
-    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+    if isinstance(error, OSError) and error.errno in _FIXABLE_DISK_ERRORS:
         return f"{error.filename or 'the output'}: {error.strerror}"
     return None
 
 
 def drop_output() -> None:
-    """Nothing more can be written: what is still in Python's buffer must not fail once more at exit."""
+    """Discard all further output, so that what is left in Python's buffer does not fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -11,7 +11,7 @@ from stridelm.settings import DEFAULT_MODEL, ModelChoice
 
 
 class ExportFormat(StrEnum):
-    """What other engines read."""
+    """Formats of other engines."""
 
     HF = "hf"
     VLLM = "vllm"
@@ -20,14 +20,14 @@ class ExportFormat(StrEnum):
 
 
 class ExportStorage(StrEnum):
-    """How a GGUF file keeps its numbers."""
+    """How a GGUF file stores its weights."""
 
     EXACT = "exact"
     Q8_0 = "q8_0"
 
 
 class ExportPart(StrEnum):
-    """What of a model is handed over."""
+    """Which part of a model is exported."""
 
     MODEL = "model"
     DRAFT = "draft"

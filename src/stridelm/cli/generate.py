@@ -28,7 +28,7 @@ class GenerateOptions:
     prompt: str | None
     prompts: Path | None
     profile: Path | None
-    """Takes the place of `decode`."""
+    """If given, it replaces `decode`."""
     decode: DecodeSettings
     sampling: SamplingParams
     raw: bool
@@ -53,7 +53,7 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
     race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per answer, on one line.")] = False,
-    batch: Annotated[int, typer.Option("--batch", help="With --prompts: so many answers at once.")] = 1,
+    batch: Annotated[int, typer.Option("--batch", help="With --prompts: number of answers at once.")] = 1,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say, after the answer, what the decoder's planner decided and why.")
     ] = False,
@@ -71,7 +71,7 @@ def generate(
 
 
 def _refuse_decoding_options(context: typer.Context) -> None:
-    """Also those that are given as they are by default: --profile would silently prevail."""
+    """Refuses them even if they are given with their default value: --profile would silently override them."""
     for name in given(context, [each.name for each in fields(DecodeSettings)]):
         raise InputError(f"--profile says how to decode and does not go with {as_option(name)}: leave one of them out")
 
@@ -104,7 +104,7 @@ def run(options: GenerateOptions) -> None:
 
 
 def _load(options: GenerateOptions, fingerprint: str | None) -> "LanguageModel":
-    """`fingerprint`: of the model that the profile was made for."""
+    """`fingerprint`: that of the model which the profile was made for."""
     from stridelm.api import LanguageModel
 
     model = LanguageModel.load(options.choice)
@@ -163,7 +163,7 @@ def _answer_all(model: "LanguageModel", lines: list[PromptLine], options: Genera
     from rich.console import Console
     from rich.progress import track
 
-    # Look at every prompt first: a bad one in the middle must not cost the answers before it.
+    # Check every prompt first: a bad one in the middle must not cost the answers before it.
     for line in lines:
         try:
             model.stream(line.prompt, **_arguments(options)).close()

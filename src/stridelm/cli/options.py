@@ -1,4 +1,5 @@
-"""Command-line options from settings dataclasses: a field is an option, its docstring the help, its default too."""
+"""Command-line options from settings dataclasses: a field becomes an option with its docstring as help and its
+default."""
 
 import dataclasses
 import inspect
@@ -19,7 +20,7 @@ Model = Annotated[
 
 
 def given(context: typer.Context, parameters: Iterable[str]) -> list[str]:
-    """Those that stand on the command line, also if they are given as they are by default."""
+    """Those that were given on the command line, even if with their default value."""
     sources = {name: context.get_parameter_source(name) for name in parameters}
     return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
 
@@ -59,7 +60,7 @@ def _is_settings(kind: Any) -> bool:
 
 
 def _made(settings: type, values: dict[str, Any]) -> Any:
-    """The settings, with what the command line gave for them, which is taken out of `values`."""
+    """The settings, made from the command line's `values`, which are removed from there."""
     given = {option.name: values.pop(option.name) for option in _options(settings)}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     hints = typing.get_type_hints(settings)

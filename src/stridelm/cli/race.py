@@ -1,7 +1,7 @@
 """The race: one prompt, one model, two lanes. One token at a time against the chosen decoder, live.
 
-Each lane has its own engine and its own clock, which runs only while the lane does. The lane whose clock is behind goes
-next, so that the picture is that of two machines side by side, and neither slows the other down.
+Each lane has its own engine and its own clock, which runs only while the lane does. The lane whose clock is behind
+always runs next, so that it looks like two machines side by side, and neither lane slows the other down.
 """
 
 import json
@@ -29,7 +29,7 @@ _WARM_UP = SamplingParams(max_tokens=4)
 
 @dataclass(slots=True)
 class RaceLane:
-    """One decoder's answer and what it has cost so far."""
+    """One decoder's answer and the time that it has taken so far."""
 
     title: str
     answer: Answer
@@ -106,7 +106,7 @@ def _picture(lanes: list[RaceLane], console: Console) -> Columns:
     panels = []
     for lane in lanes:
         newest = Text("\n").join(lane.text.wrap(console, width)[-height:])
-        # Inside, where a narrow window wraps them; it would cut a border's title off.
+        # Counters go inside the panel, where a narrow window wraps them; in the border they would be cut off.
         body = Group(newest, Text(), Text(lane.counters(), style="dim"))
         panels.append(Panel(body, title=lane.title, width=console.width // 2))
     return Columns(panels, padding=0)

@@ -1,4 +1,4 @@
-"""`stridelm serve`: load a model, say where it is served, and stay until told to leave."""
+"""`stridelm serve`: load a model, print where it is served, and run until stopped."""
 
 import ipaddress
 import logging
@@ -47,7 +47,7 @@ def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = F
     from stridelm.serve.lifecycle import Server, bind, make_context
 
     _set_up_logging()
-    listener = bind(settings)  # before the model is loaded: a port that is taken is told at once
+    listener = bind(settings)  # before the model is loaded, so that a port in use is reported at once
     if settings.api_key is None and not _is_loopback(settings.host):
         log.warning("everyone who reaches %s may use this server: set STRIDELM_API_KEY", settings.host)
     thread = EngineThread()
@@ -61,7 +61,7 @@ def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = F
             flush=True,
         )
         if opens_browser:
-            # Some browsers hold up whoever opens them, and this is the server's own thread.
+            # Opening some browsers blocks, and this is the server's own thread.
             threading.Thread(target=_open, args=(f"{address}/",), daemon=True).start()
 
     Server(context, announce).run([listener])
@@ -73,7 +73,7 @@ def _open(address: str) -> None:
 
 
 def _load(choice: ModelChoice) -> "LanguageModel":
-    """The model, with everything measured and loaded that a request may ask for."""
+    """The model, with everything measured and loaded that a request may need."""
     from stridelm.api import LanguageModel
 
     model = LanguageModel.load(choice)
@@ -82,7 +82,7 @@ def _load(choice: ModelChoice) -> "LanguageModel":
 
 
 def _own_name(model: str) -> str:
-    """A folder or file goes by its own name: where it lies is nobody's business."""
+    """The name that clients see. For a folder or file only its last part: its path is not disclosed."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
 
@@ -95,7 +95,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _set_up_logging() -> None:
-    """Requests and what becomes of the server, on standard error."""
+    """Log requests and the server's state on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name, level in (

@@ -16,7 +16,7 @@ def tune(
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder for profile.json and frontier.png.")],
     choice: ModelChoice = ModelChoice(),  # noqa: B008 (frozen)
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="The most tokens of each answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens of each answer.")] = 96,
     rounds: Annotated[int, typer.Option("--rounds", help="Measurements per prompt, after one to warm up.")] = 3,
     agreement: Annotated[
         float,

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 _LOOK = 16
 """Steps between two decisions: after a change of shape, texts start without drafts."""
 _TRIAL = 10
-"""Steps until the first decision on a text. The first two or so tell nothing: they have no drafts, or are in flight."""
+"""Steps until the first decision on a text. About the first two say nothing: they have no drafts, or were launched
+before."""
 _BETTER = 1.05
 """Another length must be better by this factor to be worth the change; a length of 0 need not be."""
 _KEEP = 0.8
@@ -18,20 +19,20 @@ _FROM_OTHERS = 4.0
 """Number of observations that all those of earlier texts together count as."""
 _PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
 """Prior acceptance rate of a draft, and how many observations it is worth."""
-_MOST = 0.98
+_MAX_RATE = 0.98
 _PRICE = 0.02
 """Maximum share of time that trials may lose if drafts are never accepted."""
 
 
 class ChainLength:
-    """Chooses for a number of texts that are written together.
+    """Chooses one length for a number of texts that are written together.
 
     Without drafts nothing is learnt about them. So they are tried again now and then, and for a new text: the more a
     failed trial costs, the less often.
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """Drafts -> seconds of a step; 0 drafts among them."""
+        """`seconds`: number of drafts -> seconds of a step; must contain 0 drafts."""
         assert 0 in seconds
         self.seconds = seconds
         self._recent = _Tally(max(seconds))
@@ -44,7 +45,7 @@ class ChainLength:
         """Steps until the next decision."""
 
     def choose(self) -> int:
-        """Asked before every step."""
+        """The number of drafts of the next step. Called before every step."""
         self._left -= 1
         if self._left < 0:
             if self.drafts:
@@ -54,7 +55,7 @@ class ChainLength:
         return self.drafts
 
     def begin_text(self) -> None:
-        """New texts start. They get drafts again: otherwise a hard text would turn drafts off for good."""
+        """New texts start. They get drafts again: otherwise one hard text would turn drafts off for good."""
         if self.drafts:
             self._pass(_FROM_OTHERS / max(_FROM_OTHERS, self._recent.seen[0] + self._before.seen[0]))
             self._left = _TRIAL
@@ -84,7 +85,7 @@ class ChainLength:
     def _look(self) -> None:
         is_known = self._recent.seen[0] > 0
         if is_known and _BETTER * self._recent.tokens / self.seconds[self.drafts] < 1 / self.seconds[0]:
-            self._before.fade(0.0)  # drafts lost time: whatever was before, the text is another now
+            self._before.fade(0.0)  # drafts lost time: the text has changed, and older observations mislead
         best = max(self.seconds, key=self.pace)
         if best == 0 or self.pace(best) > _BETTER * self.pace(self.drafts):
             self.drafts = best
@@ -100,7 +101,7 @@ class ChainLength:
         seen = [sum(each) for each in zip(self._recent.seen, self._before.seen, strict=True)]
         stood = [sum(each) for each in zip(self._recent.stood, self._before.stood, strict=True)]
         ease = (sum(stood) + _PRIOR_WEIGHT) / (_PRIOR * sum(seen) + _PRIOR_WEIGHT)
-        expected = _PRIOR_WEIGHT * min(_MOST, ease * _PRIOR)
+        expected = _PRIOR_WEIGHT * min(_MAX_RATE, ease * _PRIOR)
         return [(own + expected) / (of + _PRIOR_WEIGHT) for own, of in zip(stood, seen, strict=True)]
 
     def _pass(self, kept: float) -> None:

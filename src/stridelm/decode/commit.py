@@ -1,4 +1,4 @@
-"""What every policy does: the next block of a sequence, and what of a block that was run is committed."""
+"""What all policies share: making the next block of a sequence, and deciding which tokens of a block are committed."""
 
 import math
 from collections.abc import Sequence as Items
@@ -12,12 +12,13 @@ from stridelm.verify import grammatical, proposals, walk
 
 
 def reads_on(sequence: Sequence) -> bool:
-    """Whether this step only reads a part of the prompt: more rows are pending than the scheduler lets in."""
+    """Whether this step only reads a part of the prompt: more rows are pending than the scheduler allows."""
     return sequence.cached + sequence.allowance < len(sequence.tokens)
 
 
 def lawful(sequence: Sequence, tree: DraftTree) -> DraftTree:
-    """What of a tree the sequence's grammar lets follow: nothing else is drawn, so nothing else is worth a row."""
+    """The part of a tree that the sequence's grammar allows: other tokens are never drawn, so they are not worth a
+    row."""
     grammar = sequence.grammar
     if grammar is None:
         return tree
@@ -34,22 +35,22 @@ def next_block(
     defers_masks: bool = False,
     layers: tuple[int, ...] = (),
 ) -> Block:
-    """The pending rows, the tree, and so many masks off each anchor, as far as there is room for them."""
+    """The pending rows, the tree, and `masks` masks off each anchor, as far as there is room for them."""
     pending = sequence.tokens[sequence.cached : sequence.cached + sequence.allowance]
     if reads_on(sequence):
         return make_block(sequence.cached, pending, reads_logits=False, layers=layers)
     assert sequence.table is not None
-    # What the table has no room for is not drafted: fewer drafts are slower, never wrong.
+    # Drafts that the table has no room for are dropped: fewer drafts are slower, never wrong.
     free = sequence.table.capacity - len(sequence.tokens)
     tree = tree.pruned(sequence.room - 1, free)
-    useful = _useful(sequence, tree, anchors, masks)[: (free - len(tree)) // masks] if masks else []
+    useful = _useful_anchors(sequence, tree, anchors, masks)[: (free - len(tree)) // masks] if masks else []
     return make_block(
         sequence.cached, pending, tree, anchors=useful, masks=masks, defers_masks=defers_masks, layers=layers
     )
 
 
-def _useful(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int) -> list[int]:
-    """The anchors whose masks are of use: a token is left to be drafted after the one that the anchor itself gives, and
+def _useful_anchors(sequence: Sequence, tree: DraftTree, anchors: Items[int], masks: int) -> list[int]:
+    """The anchors whose masks are useful: there is room for a draft after the token that the anchor itself gives, and
     the chain stays within the context."""
     deepest = min(sequence.room - 3, sequence.context_length - len(sequence.tokens) - masks)
     depths = {ROOT: 0} | dict(enumerate(tree.depths))
@@ -72,7 +73,7 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
     if not block.wanted:
         return Commit(kept=pending)
     tree = block.tree
-    logits_WV = output.logits_WV[: 1 + len(tree)]  # masks come behind
+    logits_WV = output.logits_WV[: 1 + len(tree)]  # without the masks, which come last
     draw = drawer(logits_WV, sequence, tolerance)
     accepted, emitted = walk(
         tree,
@@ -95,7 +96,7 @@ def decide(sequence: Sequence, block: Block, output: Output, tolerance: float = 
 
 
 def ending(sequence: Sequence, tokens: Items[int]) -> FinishReason | None:
-    """Why these tokens, which stop at the first that ends the text, are the last ones; None if they are not."""
+    """The finish reason if these tokens end the answer, otherwise None. Only the last of them may end the text."""
     if tokens[-1] in sequence.eos_ids:
         return "stop"
     return "length" if len(tokens) == sequence.room else None

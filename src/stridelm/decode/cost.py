@@ -37,7 +37,7 @@ _LEVELS = 3
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
 """Seconds to spend on measuring."""
-_MOST = 15
+_MAX_ROUNDS = 15
 """Maximum number of rounds over all shapes."""
 _DISTURBED = 1.5
 """If the median round took this much longer than the fast ones, other processes used the machine: the result is not
@@ -118,7 +118,7 @@ def load_or_measure(target: Target, forward: Forward) -> Cost:
         working.write_text(json.dumps({name: value for name, value in asdict(cost).items() if name != "table"}))
         os.replace(working, file)
     except OSError:
-        pass  # a disk that cannot be written costs two seconds at the next start
+        pass  # if the disk cannot be written, the next start measures again, which takes two seconds
     return cost
 
 
@@ -186,7 +186,7 @@ class _Trial:
         tables: list[Table] = []
         for _ in range(self.shape.sequences):
             table = cache.open(self.shape.context + self.shape.real + self.shape.masks)
-            table.length = self.shape.context  # nothing was read: for timing, any keys will do
+            table.length = self.shape.context  # no text was read: for timing, any keys will do
             tables.append(table)
         try:
             self.forward(self.rows, tables)
@@ -210,7 +210,7 @@ class _Drafting:
 
 def _time(steps: Steps, forward: Forward) -> tuple[dict[str, float], bool]:
     """Every step's time: the lower quartile of several rounds, since disturbances only add time."""
-    times = _rounds(steps, forward, most=_MOST)
+    times = _rounds(steps, forward, most=_MAX_ROUNDS)
     quick = {name: sorted(each)[len(each) // 4] for name, each in times.items()}
     middle = sum(statistics.median(each) for each in times.values())
     return quick, middle < _DISTURBED * sum(quick.values())

@@ -1,4 +1,4 @@
-"""What the planner chose, and why, in words and figures for `--explain`."""
+"""What the planner chose, and why: its part of `--explain`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from stridelm.decode.rates import Pace
 from stridelm.draft.calibration import Calibration
 
 _SHOWN = 8
-"""Kinds of blocks that are listed."""
+"""Maximum number of kinds of blocks that are listed."""
 
 
 def explain(

@@ -27,8 +27,8 @@ from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, PREDICTION, ROOT, Block, Commit, DraftTree, Output, Sequence
 from stridelm.verify import follow
 
-_MOST_ANCHORS = 8
-"""Maximum number of mask chains that the cache sets rows aside for."""
+_MAX_ANCHORS = 8
+"""Maximum number of mask chains that rows are reserved for in the cache."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Planned:
         self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
         self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
         self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
-        self.spare_rows = nodes + _MOST_ANCHORS * self.longest
+        self.spare_rows = nodes + _MAX_ANCHORS * self.longest
         if self.reads_predictions:
             self.spare_rows = max(self.spare_rows, LARGEST_K)
         self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
@@ -91,7 +91,7 @@ class Planned:
         self._trial: Trial | None = None
         self._is_resting = False
         self._started = self._planned = 0.0
-        """When the current step began, and when it was planned."""
+        """When planning of the current step began, and when it ended."""
         self.plans: Counter[tuple[int, int, int]] = Counter()
         """(nodes, anchors, masks) -> how often."""
         self._states: dict[Sequence, _State] = {}
@@ -141,23 +141,23 @@ class Planned:
         )
 
     def _rests(self, ready: list[Sequence]) -> bool:
-        """Whether a single sequence takes a step without masks and without slow drafters: if nothing pays, neither does
-        looking."""
+        """Whether a single sequence takes a step without masks and without slow drafters: if drafts do not pay, neither
+        does planning them."""
         if not self._switches or self._trial is not None or len(ready) != 1:
             return False
         state = self._state(ready[0])
         return self.clock.wants_plain or state.referee.takes_one() or state.rest.goes_on()
 
     def _predicted(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Sequences that are drafted for even while a batch takes one token at a time: a trial of the others says
-        nothing about them. Never a single sequence, since plain steps set its clock."""
+        """Sequences with a prediction, which get drafts even while a batch takes one token at a time: a trial of the
+        others says nothing about them. Never a single sequence, since its plain steps are needed to set the clock."""
         return [] if self._trial is None else [sequence for sequence in sequences if sequence.prediction]
 
     def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree, state.rows = [], NO_DRAFT, sequence.allowance
-            state.chain = None  # the text goes on without it
+            state.chain = None  # stale after this step
             self.plans[0, 0, 0] += 1
         return {}
 
@@ -170,7 +170,7 @@ class Planned:
             state = self._state(sequence)
             state.proposed, state.mask_tree = [], NO_DRAFT
             if self._is_resting:
-                state.chain = None  # the text goes on without it
+                state.chain = None  # stale after this step
         self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
         has_predictions = any(sequence.prediction for sequence in sequences)
         for number, drafter in enumerate(self.drafters if sequences else ()):
@@ -186,7 +186,7 @@ class Planned:
         return {sequence: self._merged(sequence, self._states[sequence].proposed) for sequence in sequences}
 
     def _merged(self, sequence: Sequence, proposed: list[DraftTree]) -> DraftTree:
-        """A prediction that has held for long may be longer than `nodes`."""
+        """One tree of all proposals. A prediction that was accepted for long may be longer than `nodes`."""
         predicted = sum(tree.sources.count(PREDICTION) for tree in proposed)
         return merge(proposed, self._calibration(sequence).accepted, max(self.nodes, predicted))
 
@@ -218,7 +218,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting or _is_foretold(tree):  # if a prediction covers what comes next, masks are wasted rows
+        if self._is_resting or _is_predicted(tree):  # if a prediction covers what comes next, masks are wasted rows
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
@@ -319,7 +319,7 @@ class Planned:
         return explain(self.cost, self.pace, self.plans, self.calibrations, has_masks=self.masks is not None)
 
 
-def _is_foretold(tree: DraftTree) -> bool:
+def _is_predicted(tree: DraftTree) -> bool:
     """Whether a prediction will probably be accepted."""
     firsts = zip(tree.parents, tree.sources, tree.scores, strict=True)
     return any(parent == ROOT and source == PREDICTION and score > 0.5 for parent, source, score in firsts)

@@ -5,23 +5,24 @@ from collections import deque
 
 _PRIOR = 0.7
 _PRIOR_WEIGHT = 6.0
-_MOST = 0.98
+_MAX_RATE = 0.98
 _HALF_LIFE = 120
 """Observations after which an old one counts half: a text's character changes within some sentences."""
 _STEPS = 32
-"""Steps over which the pace is taken."""
+"""Number of steps that the pace is averaged over."""
 _TRIAL, _EVERY = 30, 6
 """Steps per trial; every `_EVERY`-th of them takes one token."""
-_HOLDS, _LONGEST = 256, 1024
+_HOLDS, _MAX_HOLDS = 256, 1024
 """Steps for which a trial's outcome holds; doubled, up to the maximum, each time in a row that one token at a time
 wins."""
-_PATIENCE, _LONGEST_REST = 3, 24
+_PATIENCE, _MAX_REST = 3, 24
 """Number of plans in a row that do not pay before a text rests, and the maximum number of steps of a rest."""
-_FIRST_CREDIT, _LATER_CREDIT, _MOST_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
-"""Tokens that a text's first trial may lose, and later ones; what it may save up; steps for which plain decoding holds
-when they are spent."""
+_FIRST_CREDIT, _LATER_CREDIT, _MAX_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
+"""Maximum number of tokens that a text's first trial may lose; that later trials may lose; the maximum balance; for how
+many steps decoding is plain when the balance is used up."""
 _PLAIN_STEPS, _FEW, _STALE = 16, 3, 64
-"""Plain steps that the clock remembers; how many it needs; after how many other steps it needs a new one."""
+"""Number of plain steps that the clock averages over; minimum that it needs; number of other steps after which it needs
+a new one."""
 _OFF, _DOUBT = 2.0, 4.0
 """Maximum factor by which the cost curve may be off; the weight of the curve itself, in seconds of plain steps."""
 _PROBE = 40
@@ -57,7 +58,7 @@ class DepthRates:
         expected = sum(prior * seen for prior, seen in zip(self._priors, self._seen, strict=True))
         ease = (sum(self._stood) + _PRIOR_WEIGHT) / (expected + _PRIOR_WEIGHT)
         return [
-            (stood + _PRIOR_WEIGHT * min(_MOST, ease * prior)) / (seen + _PRIOR_WEIGHT)
+            (stood + _PRIOR_WEIGHT * min(_MAX_RATE, ease * prior)) / (seen + _PRIOR_WEIGHT)
             for prior, stood, seen in zip(self._priors, self._stood, self._seen, strict=True)
         ]
 
@@ -96,7 +97,8 @@ class Use:
         self._was_asked = False
 
     def is_due(self, rate: float, is_resting: bool) -> bool:
-        """While a text rests, only drafters that take next to no time are asked."""
+        """Whether to ask the drafter in this step. While a text rests, only drafters that take hardly any time are
+        asked."""
         self._since += 1
         is_quick = 0 < rate * self.seconds < _NEXT_TO_NOTHING
         earns = self.tokens >= rate * self.seconds or self._since >= _PROBE
@@ -108,27 +110,27 @@ class Use:
         self.seconds += 0.2 * (seconds - self.seconds) if self.seconds else seconds
 
     def brought(self, tokens: int) -> None:
-        """Called per sequence and step in which the drafter was asked."""
+        """Record the accepted tokens of one sequence and step, if the drafter was asked."""
         if self._was_asked:
             self.tokens += 0.1 * (tokens - self.tokens)
 
 
 class Rest:
-    """How long one text goes without drafts and plans: twice as long each time that nothing has paid."""
+    """How long one text is decoded without drafts and plans: twice as long each time that no plan paid."""
 
     def __init__(self) -> None:
         self._in_vain = 0
         self._left = 0
 
     def goes_on(self) -> bool:
-        """Asked before every step."""
+        """Whether the text still rests. Called before every step."""
         self._left -= 1
         return self._left >= 0
 
     def planned(self, pays: bool) -> None:
-        """A plan was made. `pays`: it does more than take one token."""
+        """Record a plan. `pays`: whether it drafts or masks anything, rather than taking one token."""
         self._in_vain = 0 if pays else self._in_vain + 1
-        self._left = min(2**self._in_vain, _LONGEST_REST) if self._in_vain >= _PATIENCE else 0
+        self._left = min(2**self._in_vain, _MAX_REST) if self._in_vain >= _PATIENCE else 0
 
 
 class Clock:
@@ -145,7 +147,7 @@ class Clock:
         self.plain = plain
         """Seconds of a plain step from the end of its plan."""
         self._since_plain = 0
-        self._over = self._said = _DOUBT * plain
+        self._measured = self._predicted = _DOUBT * plain
         self.scale = 1.0
 
     @property
@@ -164,8 +166,8 @@ class Clock:
         # A step that other processes held up counts at most twice its expected time.
         over = min(seconds, 2 * self.seconds(beyond)) - self.plain
         keep = 1 - 1 / _STEPS
-        self._over, self._said = keep * self._over + over, keep * self._said + beyond
-        self.scale = min(max(1 / _OFF, self._over / self._said), _OFF)
+        self._measured, self._predicted = keep * self._measured + over, keep * self._predicted + beyond
+        self.scale = min(max(1 / _OFF, self._measured / self._predicted), _OFF)
 
     def seconds(self, beyond: float) -> float:
         return self.plain + self.scale * beyond
@@ -186,13 +188,13 @@ class Referee:
         self._left = 0
 
     def takes_one(self) -> bool:
-        """Asked before every step: whether to take one token in it, without drafts and plans."""
+        """Called before every step: whether to take one token in it, without drafts and plans."""
         self._left -= 1
         return self._left >= 0
 
     def stepped(self, tokens: int, plain: float) -> None:
         """A planned step made `tokens` tokens; plain steps would have made `plain` in the same time."""
-        self._balance = min(self._balance + tokens - plain, _MOST_CREDIT)
+        self._balance = min(self._balance + tokens - plain, _MAX_CREDIT)
         if self._balance > _FIRST_CREDIT:
             self._holds = _FIRST_HOLD
         elif self._balance < 0:
@@ -218,7 +220,7 @@ class Trial:
         """Whether one token was taken at a time -> tokens and seconds of such steps."""
 
     def takes_one(self) -> bool:
-        """Asked before every step: whether to take one token at a time in it."""
+        """Called before every step: whether to take one token per sequence in it."""
         if self._left:
             self._left -= 1
             self._takes_one = self._one_wins
@@ -235,7 +237,7 @@ class Trial:
             return
         self._one_wins = _pace_of(self._seen[True]) > _pace_of(self._seen[False])
         self._left = self._holds
-        self._holds = min(2 * self._holds, _LONGEST) if self._one_wins else _HOLDS
+        self._holds = min(2 * self._holds, _MAX_HOLDS) if self._one_wins else _HOLDS
         self._number = 0
         self._seen = {False: [], True: []}
 

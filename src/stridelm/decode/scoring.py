@@ -7,7 +7,7 @@ from stridelm.types import Block, Commit, Output, Sequence
 
 
 class Scoring:
-    """Its commits hold no tokens, but the probabilities of the prompt's own tokens, from the second on."""
+    """A policy whose commits hold no tokens, but the probabilities of the prompt's own tokens, from the second on."""
 
     exact = True
     needed_rows = spare_rows = 0

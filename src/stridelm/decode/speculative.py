@@ -8,7 +8,7 @@ from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
 
 class Speculative:
-    """Any drafter's trees, verified."""
+    """Verifies the trees of any one drafter."""
 
     needed_rows = 0
     spare_rows = LARGEST_K

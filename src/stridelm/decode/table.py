@@ -21,13 +21,14 @@ _NGRAM_K, _DRAFT_K, _STATIC_K, _K_MAX = 8, 8, 3, 16
 THRESHOLD = 0.9
 _NODES = 16
 _WIDE_NODES, _WIDE_BRANCHES = 64, 4
-"""Where a forward over sixty rows costs hardly more than one over one, as on a GPU, trees are grown wider."""
+"""If a forward over 64 rows costs hardly more than one over a single row, as on a GPU, trees are grown wider."""
 _IS_WIDE = 1.5
+"""A forward over 64 rows must take less than this many times as long as one over a single row."""
 
 
 @dataclass(slots=True)
 class DecodeResources:
-    """What is there to decode with."""
+    """What policies are made from: the loaded model, and what is loaded or measured when a decoder first needs it."""
 
     loaded: LoadedModel
     cache_tokens: int
@@ -36,7 +37,7 @@ class DecodeResources:
 
     @property
     def cost(self) -> Cost:
-        """What forwards of the target cost here; measured when a decoder first asks."""
+        """What forwards of the target cost on this machine; measured when first needed."""
         if self._cost is None:
             self._cost = load_or_measure(self.loaded.target, self.loaded.forward)
         return self._cost
@@ -54,8 +55,8 @@ class DecodeResources:
         return self.loaded.has_given_draft or self.loaded.own_draft is not None
 
     def heads_by_name(self) -> Heads | None:
-        """For who asks for heads by name: those that the user gave, or those that come with the model, which are
-        loaded only then."""
+        """The heads for the decoder `heads`: those that the user gave, or those that come with the model, which no
+        other decoder loads."""
         if self.loaded.heads is None and self.loaded.own_heads is not None:
             return self.loaded.own_heads()
         return self.loaded.heads
@@ -65,7 +66,7 @@ class DecodeResources:
         return HeadsDrafter(heads, forward.score, layers=forward.layers, k=k, branches=self.branches)
 
     def second_model(self, k: int | None) -> Drafter:
-        """What the decoder `draft` asks: the assistant that was given, or a draft model."""
+        """The drafter of the decoder `draft`: the assistant that was given, or a draft model."""
         if self.loaded.assistant is not None:
             return AssistantDrafter(self.loaded.assistant, layers=self.loaded.forward.layers, k=k or _DRAFT_K)
         return self.model_drafter(k)
@@ -76,10 +77,11 @@ class DecodeResources:
         return ModelDrafter(k or _DRAFT_K, draft.forward, target.context_length, target.vocabulary, vocabulary)
 
     def _load_own_draft(self) -> Draft:
-        """The draft model that comes with the target: only the decoder `draft` asks, if no other was given."""
+        """The draft model that comes with the target. Only the decoder `draft` uses it, if no other was given."""
         if self._own_draft is None:
             assert self.loaded.own_draft is not None, "DecodeSettings.check lets this pass only with a draft model"
-            self._own_draft = self.loaded.own_draft().with_cache(self.cache_tokens)  # others may draft with it, too
+            # With its own cache: other models may share the weights.
+            self._own_draft = self.loaded.own_draft().with_cache(self.cache_tokens)
         return self._own_draft
 
 
@@ -89,7 +91,7 @@ def _gate(resources: DecodeResources) -> Gate:
 
 
 def _look_up(settings: DecodeSettings) -> NgramDrafter:
-    """What a user says of the number of drafts holds for those from a prediction, too."""
+    """A user's limits on the number of drafts apply to drafts from a prediction, too."""
     longest = min(settings.k or LONGEST_PREDICTION, settings.nodes or LONGEST_PREDICTION, LONGEST_PREDICTION)
     return NgramDrafter(settings.k or _NGRAM_K, longest)
 
@@ -98,7 +100,7 @@ def _adaptive(k_max: int, threshold: float, resources: DecodeResources) -> Polic
     return Adaptive(k_max, threshold, _gate(resources))
 
 
-def _everything(settings: DecodeSettings, resources: DecodeResources, *, switches: bool = False) -> Policy:
+def _all_drafters(settings: DecodeSettings, resources: DecodeResources, *, switches: bool = False) -> Policy:
     drafters: list[Drafter] = [_look_up(settings)]
     if resources.loaded.heads is not None:
         drafters.append(resources.heads_drafter(resources.loaded.heads, settings.k))
@@ -134,11 +136,11 @@ def _planned(
 
 
 _MAKERS: dict[str, Callable[[DecodeSettings, DecodeResources], Policy]] = {
-    AUTO: lambda settings, resources: _everything(settings, resources, switches=True),
+    AUTO: lambda settings, resources: _all_drafters(settings, resources, switches=True),
     PLAIN: lambda settings, resources: Autoregressive(),
     "self": lambda settings, resources: _planned(settings, resources, _gate(resources), []),
     "heads": _heads,
-    "ensemble": _everything,
+    "ensemble": _all_drafters,
     "draft": lambda settings, resources: Speculative(resources.second_model(settings.k), settings.tolerance),
     "ngram": lambda settings, resources: Speculative(_look_up(settings), settings.tolerance),
     "adaptive": lambda settings, resources: _adaptive(
@@ -149,5 +151,5 @@ _MAKERS: dict[str, Callable[[DecodeSettings, DecodeResources], Policy]] = {
 
 
 def make_policy(settings: DecodeSettings, resources: DecodeResources) -> Policy:
-    """A policy for settings that `check` let pass."""
+    """A policy for settings that have passed `check`."""
     return _MAKERS[settings.decoder](settings, resources)

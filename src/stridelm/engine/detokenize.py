@@ -7,44 +7,46 @@ from stridelm.models.tokenizer import TextTokenizer
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no whole character (yet)."""
-_REMEMBERED = 2**15
-"""Texts, each of at most so many tokens: some megabytes."""
+_CACHE_SIZE = 2**15
+"""Maximum number of short texts in the cache: some megabytes."""
 _SHORT = 2
+"""Texts of at most this many tokens are cached."""
 
 
 class Detokenizer:
-    """A tokenizer's `decode` for all streams of an engine. For every token they ask about it and the one before: the
-    texts of late are remembered."""
+    """A tokenizer's `decode`, shared by all streams of an engine. For every token a stream decodes that token together
+    with the one before, so recently decoded pairs are cached."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._remembered = lru_cache(_REMEMBERED)(self._decode)
+        self._cached = lru_cache(_CACHE_SIZE)(self._decode)
 
     def __call__(self, ids: tuple[int, ...]) -> str:
-        return self._remembered(ids) if len(ids) <= _SHORT else self._decode(ids)
+        return self._cached(ids) if len(ids) <= _SHORT else self._decode(ids)
 
     def _decode(self, ids: tuple[int, ...]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 class TextStream:
-    """Feed it tokens one by one; it releases the text that is certain."""
+    """Takes tokens one by one and returns text as soon as later tokens can no longer change it."""
 
     def __init__(self, decode: Detokenizer, stop: Items[str] = ()) -> None:
         self.stop = stop
         self.stopped = False
         self._decode = decode
         self._ids: tuple[int, ...] = ()
-        """The last ones. Of the first of them the text is known: they are decoded again with what follows, so that
-        tokenizers that look at a token's neighbours see the same ones twice."""
+        """The latest tokens. The text of the first `_read` of them was returned already; they are decoded again
+        together with the tokens that follow, because some tokenizers decode a token differently next to others."""
         self._read = 0
-        """So many of the ids are in the text."""
+        """How many of `_ids` are part of the text that was returned."""
         self._known = ""
-        """Their text."""
+        """The text of these."""
         self._held = ""
+        """Text that is not returned yet, because a stop string may begin in it."""
 
     def push(self, token: int) -> str:
-        """The text that this token makes certain. Sets `stopped` if a stop string is complete."""
+        """Returns the text that is final once this token is known. Sets `stopped` if a stop string is complete."""
         self._ids += (token,)
         text, known = self._decode(self._ids), self._known
         if text.endswith(_BROKEN) or len(text) <= len(known):
@@ -54,7 +56,7 @@ class TextStream:
         return self._release(text[len(known) :])
 
     def flush(self) -> str:
-        """The rest, at the end of the answer: a broken character, the beginning of a stop string that did not come."""
+        """The rest, at the end of the answer: an incomplete character, or the beginning of a stop string."""
         if self.stopped:
             return ""
         released = self._release(self._decode(self._ids)[len(self._known) :]) + self._held

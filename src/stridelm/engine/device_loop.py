@@ -1,14 +1,14 @@
-"""The loop over steps that a backend runs by itself: launch, collect, what is in flight, forget.
+"""The loop over steps that a backend runs by itself: it launches steps, collects results, and tracks steps in flight.
 
-Texts take places of a stepper. While the host reads what one step wrote, the next one runs already:
+Each text takes a place of a stepper. While the host reads what one step wrote, the backend already runs the next:
 
     backend   step 1 | step 2 | step 3 | ...
     host               read 1 | read 2 | ...
 
-A text takes a free place and leaves it at any time; the others do not notice. Each step in flight is remembered with
-the texts that had places when it was launched, so what it wrote for a text that has left since is dropped.
+A text may take a free place or leave its place at any time without affecting other texts. The loop remembers, for each
+step in flight, which texts had places at its launch; results for a text that has left since are dropped.
 
-Serving (`own_steps`), rollouts in training and the frontier (both by way of `rollout`) all run through it.
+Serving (`own_steps`), rollouts in training and the frontier (both by way of `rollout`) all use this loop.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ from stridelm.contracts import Continuation, Emitted, Stepper
 
 
 class Text(Protocol):
-    """What takes a place."""
+    """A text that can take a place."""
 
     @property
     def room(self) -> int:
-        """How many more tokens may be written, as far as steps were collected."""
+        """How many more tokens may be written, counting those of collected steps only."""
         ...
 
 
@@ -33,17 +33,17 @@ OrderT = TypeVar("OrderT")
 
 @dataclass(frozen=True, slots=True)
 class Collected(Generic[TextT, OrderT]):
-    """What a step wrote, for the texts that still have the places they had when it was launched."""
+    """The result of a step, for the texts that still have the places they had at its launch."""
 
     texts: list[tuple[int, TextT, Emitted]]
-    """Place, text and what it got."""
+    """Place, text and what the step emitted for it."""
     order: OrderT
-    """What the step was launched with."""
+    """The argument of `launch`."""
 
 
 class DeviceLoop(Generic[TextT, OrderT]):
-    """A stepper, the texts at its places and the steps in flight. `OrderT`: whatever the caller wants back with a step,
-    such as who ordered it."""
+    """A stepper, the texts at its places and the steps in flight. `OrderT`: any value that the caller passes to
+    `launch` and gets back with the step's result, such as the object that asked for the step."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
@@ -59,18 +59,19 @@ class DeviceLoop(Generic[TextT, OrderT]):
         return [place for place, text in enumerate(self.texts) if text is None]
 
     def begin(self, place: int, text: TextT, continuation: Continuation) -> None:
-        """Let a text have a free place. Steps that are in flight do not write for it."""
+        """Put a text into a free place. Steps that are already in flight do not write for it."""
         assert self.texts[place] is None, "the place is taken"
         self.stepper.begin(place, continuation)
         self.texts[place] = text
 
     def end(self, place: int) -> None:
-        """Free a place. What is in flight for its text is dropped."""
+        """Free a place. Results in flight for its text are dropped."""
         self.texts[place] = None
         self.stepper.end(place)
 
     def launch(self, order: OrderT) -> None:
-        """Keep the backend busy, as long as a text has more room than the steps in flight fill at least."""
+        """Launch up to `max_in_flight` steps, as long as a text has room left: each step in flight writes at least one
+        token."""
         while self.in_flight < self.stepper.max_in_flight and any(
             text is not None and text.room > self.in_flight for text in self.texts
         ):
@@ -78,7 +79,7 @@ class DeviceLoop(Generic[TextT, OrderT]):
             self._launched.append((list(self.texts), order))
 
     def collect(self) -> Collected[TextT, OrderT]:
-        """Wait for the earliest step in flight."""
+        """Wait for the earliest step in flight and return its result."""
         texts, order = self._launched.popleft()
         results = self.stepper.collect()
         kept = [
@@ -89,7 +90,7 @@ class DeviceLoop(Generic[TextT, OrderT]):
         return Collected(kept, order)
 
     def forget(self) -> None:
-        """Free all places and drop what is in flight."""
+        """Free all places and drop the steps in flight."""
         self._launched.clear()
         self.texts = [None] * self.stepper.places
         self.stepper.forget()

@@ -1,4 +1,4 @@
-"""What a step of a backend's own emitted, in the words of the engine: what was run and what stands."""
+"""Converts what a backend's own step emitted into the engine's types: the `Block` that was run and its `Commit`."""
 
 from functools import lru_cache
 
@@ -16,11 +16,11 @@ def commit_of(sequence: Sequence, emitted: Emitted) -> Commit:
 
 
 def block_of(sequence: Sequence, emitted: Emitted, drafts: int) -> Block:
-    """What was run: for a traced sequence with its tokens, else only its shape, to count rows and drafts by. A
-    step that holds no drafts yet has masks off its pending row."""
+    """The block that was run. For a traced sequence it holds the actual tokens, otherwise only the right numbers of
+    rows and drafts. A step that has no drafts yet has masks off its pending row."""
     if not sequence.is_traced:
         return _shape(drafts, bool(emitted.drafts))
-    # How likely the backend held its drafts it does not say.
+    # Without scores: the backend does not report how likely its drafts were.
     chain = DraftTree.chain(emitted.drafts, MASKS)
     tree = DraftTree(chain.tokens, chain.parents, chain.sources)
     return _run(sequence.cached, sequence.tokens[-1], tree, drafts)
@@ -37,5 +37,5 @@ def _run(start: int, pending: int, tree: DraftTree, masks: int) -> Block:
 
 @lru_cache
 def _accepted(count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The rows that stand if `count` tokens are emitted, and who proposed these."""
+    """The rows that are kept if `count` tokens are emitted, and the source of each token."""
     return tuple(range(count)), (*(MASKS,) * (count - 1), "model")

@@ -1,4 +1,4 @@
-"""The engine: `step` is the architecture. It speaks token ids; text is made at its edge, for stops and strides."""
+"""The engine; start reading at `step`. It works on token ids; text is made only for stop strings and strides."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ class Engine:
         self.scheduler = Scheduler(forward.cache)
         self.own_steps = OwnSteps(forward)
         self.ran: WeakKeyDictionary[Policy, Counter[tuple[bool, int]]] = WeakKeyDictionary()
-        """By policy: (whether the backend ran it by itself, drafts) -> forward passes that emitted tokens."""
+        """Per policy: (whether the backend ran the step by itself, drafts) -> forward passes that emitted tokens."""
         self._decode = Detokenizer(tokenizer)
         self._texts: dict[Sequence, TextStream] = {}
 
@@ -45,14 +45,14 @@ class Engine:
             sequence.policy.release(sequence)
 
     def reset(self) -> None:
-        """Forget all sequences: what to do after a step that failed."""
+        """Forget all sequences. Call it after a step that failed."""
         for sequence in list(self._texts):
             self.remove(sequence)
         self.own_steps.forget()
 
     def step(self) -> list[tuple[Sequence, Stride | Exception]]:
-        """One forward pass, the backend's own where it can run whole steps, else the host's. Returns what it added to
-        each answer, or what an answer failed with. Prompts still being read add nothing."""
+        """One forward pass: the backend's own step for each sequence that allows it, the host's for the others. Returns
+        what it added to each answer, or the answer's error. Prompts that are still being read add nothing."""
         own = self.own_steps.step(self.scheduler.schedule())
         events = self._emit(_StepResult(own.batch, own.blocks, own.commits, is_own=True))
         events += [self._fail(sequence, error) for sequence, error in own.refused]
@@ -62,8 +62,8 @@ class Engine:
         return events
 
     def strides_of(self, sequence: Sequence) -> Iterator[Stride]:
-        """Write one answer to its end, no other being in the making; what it fails with is raised. For measurements:
-        `LanguageModel.stream` shares the engine."""
+        """Write one answer to its end, while there is no other; raises its error if it fails. For measurements:
+        `LanguageModel.stream` is the way to share the engine."""
         assert not self.scheduler.has_work, "strides of other answers would be lost"
         self.add(sequence)
         try:
@@ -76,7 +76,7 @@ class Engine:
             self.remove(sequence)
 
     def _decide(self, batch: list[Sequence]) -> "_StepResult | Exception":
-        """Plan, run and commit, without a trace in cache or sequences yet."""
+        """Plan, run and commit, without changing cache or sequences yet."""
         parts = _policies(batch)
         try:
             rows = sum(sequence.allowance for sequence in batch)
@@ -89,18 +89,18 @@ class Engine:
                 commit for policy, part in parts for commit in policy.commit(batch[part], blocks[part], outputs[part])
             ]
         except AssertionError:
-            raise  # ours, not a request's
+            raise  # a bug of ours, not caused by a request
         except Exception as error:
             return error
         return _StepResult(batch, blocks, commits, outputs)
 
     def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
-        """Somebody's request broke the step. By themselves the others get on, and it fails."""
+        """After a step that one of the requests made fail: run each by itself, so that only that one fails."""
         log.info("a step of %d sequences failed: each is run by itself", len(batch))
         for sequence in batch:
             table = cast(Table, sequence.table)
             self.forward.cache.truncate(table, table.length)
-            sequence.policy.release(sequence)  # what it noted of the step, too
+            sequence.policy.release(sequence)  # with what the policy recorded of the failed step
         events: list[tuple[Sequence, Stride | Exception]] = []
         for sequence in batch:
             step = self._decide([sequence])
@@ -176,7 +176,7 @@ class Engine:
         )
 
     def _read(self, sequence: Sequence, commit: Commit) -> tuple[str, int]:
-        """The text that becomes certain, and how many of the tokens are part of the answer."""
+        """The text that becomes final, and how many of the tokens are part of the answer."""
         stream, text, count = self._texts[sequence], "", 0
         for token in commit.tokens:
             text += stream.push(token)
@@ -189,14 +189,14 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _StepResult:
-    """What was run and decided."""
+    """The blocks that were run and the commits that were decided."""
 
     batch: list[Sequence]
     blocks: list[Block]
     commits: list[Commit]
     outputs: list[Output] = field(default_factory=list)
     is_own: bool = False
-    """Whether the backend ran it by itself: there are no outputs then, and policies learn nothing of it."""
+    """Whether the backend ran it by itself: then there are no outputs, and policies learn nothing from it."""
 
 
 def _policies(batch: list[Sequence]) -> list[tuple[Policy, slice]]:

@@ -1,4 +1,4 @@
-"""What ran for a decoder, and why, in lines to read: `--explain`."""
+"""`--explain`: what ran for a decoder, and why, as lines of text."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from stridelm.stats import path_in_words
 
 
 def explain(engine: Engine, policy: Policy, decoder: str) -> list[str]:
-    """The path first, then the steps that the backend ran by itself, then those that the decoder's planner planned."""
+    """First the path, then the steps that the backend ran by itself, then those of the decoder's planner."""
     ran = engine.ran.get(policy, Counter[tuple[bool, int]]())
     own = Counter({drafts: count for (is_own, drafts), count in ran.items() if is_own})
     first = f"{decoder}: {_path(engine, ran.total(), own.total())}"
@@ -27,14 +27,14 @@ def explain(engine: Engine, policy: Policy, decoder: str) -> list[str]:
 
 
 def _path(engine: Engine, forwards: int, own_forwards: int) -> str:
-    """Of all answers so far. How many there were is not noted, so the numbers are always told."""
+    """The path of all answers so far. The number of answers is not counted, so the step counts are always shown."""
     if not forwards:
         return f"{engine.forward.backend}, no steps yet"
     return path_in_words(engine.forward.backend, forwards, own_forwards, answers=0)
 
 
 def _own(counts: Counter[int]) -> list[str]:
-    """What the backend ran by itself, by number of drafts."""
+    """Steps that the backend ran by itself, by number of drafts."""
     total = counts.total()
     lines = [f"own steps, of {total}:"] if total else []
     for drafts, count in sorted(counts.items()):

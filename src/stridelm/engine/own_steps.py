@@ -1,11 +1,12 @@
-"""Serving by steps that a backend runs by itself: which sequences, at which stepper, with how many drafts.
+"""Serving with steps that a backend runs by itself: chooses the sequences, their stepper and the number of drafts.
 
-A sequence that asks for nothing but what the stepper declares takes a place of one (`device_loop`); all others, and
-prompts, take the host's steps. Whatever fails here leaves cache and sequences as they were, and the host runs the step.
+A sequence that sets only what the stepper obeys takes one of its places (`device_loop`); all other sequences, and
+prompts, take the host's steps. A failure here leaves cache and sequences as they were, and the host runs the step.
 
-The cache may take blocks back at any time (others need room, or a sequence makes room). So every placed text notes when
-its blocks were last cut: what was launched before is dropped, and run again. It may still write into those blocks, but
-a backend does things in the order in which it was told, so the text that has the blocks now writes later.
+The cache may take blocks back at any time (because other sequences need room, or a sequence is preempted). So every
+placed text records its table's count of such cuts: results of steps launched before a cut are dropped, and computed
+again. Such a step may still write into blocks that it has lost, but a backend runs steps in the order of their launch,
+so the text that owns the blocks now overwrites them later.
 """
 
 import logging
@@ -27,23 +28,24 @@ from stridelm.types import Block, Commit, Sequence
 log = logging.getLogger(__name__)
 
 _AHEAD = 256
-"""Tokens that blocks are set aside for at once: whenever a text gets new ones, the backend must be told."""
+"""Number of tokens that blocks are reserved for at once: the backend must be updated when a text gets new blocks."""
 _SHARE = 4
-"""At most this fraction of what is free, though: others would have to take it back."""
+"""At most 1/_SHARE of the free blocks are reserved: other sequences would have to take them back."""
 _MAX_REST = 1024
-"""Steps that the host runs after failures of a stepper in a row: one after the first, twice as many after each."""
+"""Maximum number of steps that a stepper is paused for while the host runs them: one step after the first failure,
+twice as many after each further failure in a row."""
 _MAX_LOGGED = 32
-"""Kinds of failures."""
+"""Maximum number of different failures that are logged."""
 
 
 @dataclass(slots=True)
 class _Rest:
-    """A stepper that has failed lately."""
+    """How long a stepper is paused after failures."""
 
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     steps: int = 0
-    """That the host still runs in its place."""
+    """Steps that the host still runs in its place."""
 
     def begin(self) -> None:
         self.steps = min(2**self.failures, _MAX_REST)
@@ -58,51 +60,51 @@ class _Rest:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch."""
+    """The result of a step for a batch."""
 
     batch: list[Sequence] = field(default_factory=list)
-    """Those that were served; in the cache their rows are a step to be kept."""
+    """Sequences that got tokens. Their rows are in the cache as a step that is not kept yet."""
     blocks: list[Block] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     refused: list[tuple[Sequence, InputError]] = field(default_factory=list)
-    """Those whose own logits or text allow no step at all."""
+    """Sequences that cannot go on at all, because of their logits or text."""
     failed: set[Sequence] = field(default_factory=set)
-    """Those whose step the backend failed at, or rests from."""
+    """Sequences whose step failed in the backend, or whose stepper is paused."""
     host: list[Sequence] = field(default_factory=list)
-    """Those whose step the host must run, in their order."""
+    """Sequences whose step the host must run, in the order of the batch."""
 
     @property
     def done(self) -> set[Sequence]:
-        """Those that the backend has had, served or not."""
+        """Sequences that were handled: served, refused or failed."""
         return {*self.batch, *(sequence for sequence, _ in self.refused), *self.failed}
 
     @property
     def count(self) -> int:
-        """Of these."""
+        """Number of these."""
         return len(self.batch) + len(self.refused) + len(self.failed)
 
 
 class OwnSteps:
-    """One per engine."""
+    """Runs the backend's own steps for an engine: one object per engine."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.failures = 0
-        """Launches, collects, single texts and whatever else failed so far."""
+        """Number of failures so far, of any kind: launches, collects, results of single texts."""
         self._shapes = StepShapes(forward, note=self._note, free=self._forget)
         self._loops: dict[Key, TextLoop] = {}
         self._rests: defaultdict[Key, _Rest] = defaultdict(_Rest)
         self._logged: set[str] = set()
 
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
-        """Measure the steps of one text with up to `drafts` drafts before anyone waits for them: what a backend runs
-        for the first time is compiled and captured then."""
+        """Measure the steps of one text with up to `drafts` drafts before the first request, because a backend
+        compiles and captures a step when it first runs it."""
         if self._shapes.kind(0, ends) is not None:
             self._shapes.seconds((0, 1, ends))
             self._shapes.length(longest(drafts), 1, ends)
 
     def forget(self) -> None:
-        """Free all places; what is in flight is dropped."""
+        """Free all places and drop the steps in flight."""
         for key in list(self._loops):
             self._forget(key)
 
@@ -114,8 +116,8 @@ class OwnSteps:
             self._note(error)
 
     def step(self, batch: list[Sequence]) -> Outcome:
-        """A step of those sequences of a batch whose steps the backend can run, or what was in flight of it. Never
-        raises: what fails is the host's to run."""
+        """One step for those sequences of the batch whose steps the backend can run; the step may have been launched
+        earlier. Never raises: sequences whose step fails are left to the host."""
         outcome, own = Outcome(), dict[Sequence, int]()
         try:
             own = {sequence: drafts for sequence in batch if (drafts := self._max_drafts(sequence)) is not None}
@@ -129,7 +131,7 @@ class OwnSteps:
         return outcome
 
     def _note(self, error: Exception) -> None:
-        """Count a failure; each kind is logged once, for a step that fails always would fill the log."""
+        """Count a failure. Each kind is logged once: a step that always fails would fill the log."""
         self.failures += 1
         what = f"{type(error).__name__}: {error}"
         if what not in self._logged and len(self._logged) < _MAX_LOGGED:
@@ -137,8 +139,8 @@ class OwnSteps:
             log.error("a step of the backend's own failed, and the host runs it: %s", what, exc_info=error)
 
     def _max_drafts(self, sequence: Sequence) -> int | None:
-        """As many as its policy allows; none where the cache is nearly full. None: the host must run its step, as it
-        always does for an answer's first token."""
+        """Maximum number of drafts for a sequence: what its policy allows, or 0 if the cache is nearly full. None if
+        the host must run its step, as it always does for an answer's first token."""
         allowed, length = sequence.policy.own_drafts, len(sequence.tokens)
         if allowed is None or sequence.cached != length - 1 or length == sequence.prompt_length:
             return None
@@ -152,12 +154,12 @@ class OwnSteps:
         return 0 if self._has_room(sequence, 0, plain) else None
 
     def _has_room(self, sequence: Sequence, drafts: int, kind: StepKind) -> bool:
-        """Whether the text has blocks for what the steps in flight may write; they are set aside."""
+        """Whether the text has blocks for what the steps in flight may write. Reserves them if it has too few."""
         table, room = sequence.table, sequence.room
         assert table is not None
-        # What is granted but not set aside would be cut off behind every step.
+        # Blocks that are granted but not reserved would be cut off after every step.
         set_aside = table.reserved * BLOCK_SIZE if table.reserved == len(table.blocks) else 0
-        # The last step in flight begins behind what those before it give, and writes all of its rows.
+        # The last step in flight begins after the tokens of the steps before it, and writes all of its rows.
         needed = sequence.cached + min((kind.max_in_flight - 1) * (drafts + 1), room) + kind.rows
         if needed <= set_aside:
             return True
@@ -169,15 +171,15 @@ class OwnSteps:
         return True
 
     def _step_all(self, max_drafts: Mapping[Sequence, int], outcome: Outcome) -> None:
-        """Stepper by stepper. Texts that move to another one first get what is in flight for them."""
+        """One step per stepper. Texts that move to another stepper first get the results in flight for them."""
         groups, orders = self._groups(max_drafts)
         going_to = {sequence: key for key, group in groups.items() for sequence in group}
         for key, loop in list(self._loops.items()):
             try:
-                if loop.in_flight and _is_left(key, loop, going_to):
+                if loop.in_flight and _has_moving_text(key, loop, going_to):
                     self._collect(loop, going_to.keys(), outcome)
                 elif key not in groups and not any(text is not None and text.is_current for text in loop.texts):
-                    self._forget(key)  # or it would hold on to sequences that have ended
+                    self._forget(key)  # otherwise it would keep references to sequences that have ended
             except Exception as error:
                 self._fail(key, error)
         done = outcome.done
@@ -200,14 +202,14 @@ class OwnSteps:
         self._rests[key].begin()
 
     def _groups(self, max_drafts: Mapping[Sequence, int]) -> tuple[dict[Key, list[Sequence]], Orders]:
-        """By the stepper that they are to have places at, and who ordered its drafts. Sequences that come to the same
-        number of drafts share one."""
-        by_most: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
+        """Groups the sequences by the stepper that they shall use. Also returns, for each sequence, the object that
+        chose its number of drafts. Sequences with the same number of drafts share a stepper."""
+        by_max_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         for sequence, drafts in max_drafts.items():
-            by_most[drafts, sequence.eos_ids].append(sequence)
+            by_max_drafts[drafts, sequence.eos_ids].append(sequence)
         by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         orders: dict[Sequence, ChainLength] = {}
-        for (drafts, ends), group in by_most.items():
+        for (drafts, ends), group in by_max_drafts.items():
             length = self._shapes.length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
@@ -220,13 +222,13 @@ class OwnSteps:
             self._loops[key] = DeviceLoop(self._shapes.stepper(key))
         loop, before = self._loops[key], outcome.count
         place_texts(loop, sequences)
-        while outcome.count == before:  # what was launched for others gives nothing
+        while outcome.count == before:  # steps launched before these texts took their places give nothing for them
             loop.launch(orders)
             self._collect(loop, orders.keys(), outcome)
 
     def _collect(self, loop: TextLoop, wanted: Collection[Sequence], outcome: Outcome) -> None:
-        """The earliest step in flight, for those who are wanted and whose text is as it was. Of the others the backend
-        knows more than the host will: their places are freed."""
+        """Collect the earliest step in flight, for the wanted sequences whose text has not changed since. The places of
+        all others are freed: their text in the backend is ahead of the host's, which drops these tokens."""
         collected = loop.collect()
         for place, text, emitted in collected.texts:
             sequence = text.sequence
@@ -237,7 +239,8 @@ class OwnSteps:
                 commit, block = commit_of(sequence, emitted), block_of(sequence, emitted, loop.stepper.drafts)
                 if emitted.drafts and commit.finish_reason is None:
                     collected.order[sequence].observe(len(emitted.drafts), len(emitted.tokens))
-                self.forward.cache.begin_step(text.table, len(emitted.tokens))  # last: it leaves a trace
+                # Last, because it changes the cache.
+                self.forward.cache.begin_step(text.table, len(emitted.tokens))
             except Exception as error:
                 if isinstance(error, InputError) and not isinstance(error, CacheFull):
                     outcome.refused.append((sequence, error))
@@ -252,11 +255,11 @@ class OwnSteps:
                 text.length += len(emitted.tokens)
 
 
-def _is_left(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key]) -> bool:
+def _has_moving_text(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key]) -> bool:
     """Whether a text moves from here to another stepper."""
     return any(text is not None and going_to.get(text.sequence, key) != key for text in loop.texts)
 
 
 def _places(count: int) -> int:
-    """A power of two: a step is captured for each."""
+    """Rounded up to a power of two, because a step is captured for each number of places."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Sequences at the places of a stepper, as the backend knows them."""
+"""Sequences at the places of a stepper, and what the backend knows of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from stridelm.types import Sequence
 
 @dataclass(eq=False, slots=True)
 class PlacedText:
-    """A sequence at a place of a stepper, as the backend knows it."""
+    """A sequence at a place of a stepper, and what the backend knows of it."""
 
     sequence: Sequence
     table: Table
     cuts: int
-    """Of the table, when the text took its place."""
+    """The table's number of cuts when the text took its place."""
     blocks: int
     """Blocks of the table that the backend knows of."""
     length: int
-    """Of the text, once the steps that were collected are part of it."""
+    """Length of the text including all collected steps."""
 
     @property
     def room(self) -> int:
@@ -29,7 +29,7 @@ class PlacedText:
 
     @property
     def is_current(self) -> bool:
-        """Whether the backend's text is the sequence's, as it is."""
+        """Whether the backend's text and blocks still match the sequence."""
         return (
             self.table is self.sequence.table
             and self.cuts == self.table.cuts
@@ -38,12 +38,12 @@ class PlacedText:
 
 
 Orders = Mapping[Sequence, ChainLength]
-"""Who ordered a step's drafts for which sequence, and is told what came of them."""
+"""For each sequence, the object that chose the step's number of drafts, and learns how many were accepted."""
 TextLoop = DeviceLoop[PlacedText, Orders]
 
 
 def place_texts(loop: TextLoop, sequences: list[Sequence]) -> None:
-    """Let these and nobody else have places, each its own if the backend's text is its own."""
+    """Give places to exactly these sequences. A sequence whose text in the backend is current keeps its place."""
     wanted = set(sequences)
     for place, text in enumerate(loop.texts):
         if text is None:
@@ -76,4 +76,4 @@ def _begin(loop: TextLoop, place: int, sequence: Sequence) -> None:
     )
     text = PlacedText(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
     loop.begin(place, text, continuation)
-    sequence.policy.release(sequence)  # what its drafters know of the text is out of date from here on
+    sequence.policy.release(sequence)  # the host's drafters do not see the backend's steps: their state gets stale

@@ -1,4 +1,5 @@
-"""Who takes part in the next step, and with how many rows; who gets the cache's blocks when there are too few."""
+"""Decides which sequences take part in the next step and with how many rows, and which are preempted if the cache is
+full."""
 
 from bisect import insort
 from itertools import count
@@ -10,28 +11,29 @@ from stridelm.types import Sequence
 
 MAX_SEQUENCES = 64
 PREFILL_ROWS = 512
-"""Rows of prompts, over all sequences, in one step: long prompts are read in parts."""
+"""Maximum number of prompt rows, over all sequences, in one step: long prompts are read in parts."""
 _RESERVE = 512
-"""Tokens of an answer that room is set aside for at its start, so that its blocks lie in one run. Others get what of it
-is not used yet when they need it."""
+"""Number of an answer's tokens that blocks are reserved for at its start, so that these are contiguous. Other sequences
+get the unused ones if they need them."""
 _WORTH_WAITING = 64
-"""Tokens that a sequence waits for another to read, to share them, rather than read them as well."""
+"""If a running sequence is about to read at least this many tokens that a waiting one begins with as well, the waiting
+one waits to share them."""
 
 
 class Scheduler:
-    """First come, first served. A sequence starts when the cache has room for its prompt, and takes more as it grows.
-    When nothing is left, those that came last make room: their text so far is read again later."""
+    """First come, first served. A sequence starts when the cache has room for its prompt, and gets more blocks as it
+    grows. If no blocks are left, the newest sequences are preempted: their text so far is read again later."""
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.max_sequences = MAX_SEQUENCES
         self.prefill_rows = PREFILL_ROWS
-        """Maximum number of rows of prompts in a step."""
+        """Maximum number of prompt rows in a step."""
         self.shared_prefill_rows = PREFILL_ROWS
-        """Rows of prompts in a step in which others write: they wait for it."""
+        """The same for steps in which other sequences are decoding, since prompt rows delay these."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        """Both in the order of arrival."""
+        """`waiting` and `running` are both in order of arrival."""
         self.preemptions = 0
         self._arrivals = count()
 
@@ -50,7 +52,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Sequence]:
-        """Make room for those who run, admit whom there is room for, and let everyone in who has rows to run."""
+        """Allocate blocks for running sequences, admit waiting ones if there is room, and return all that have rows to
+        run in this step."""
         ready = self._with_room()
         for sequence in [waiting for waiting in self.waiting if not waiting.is_held]:
             if len(self.running) >= self.max_sequences and not self._held():
@@ -64,15 +67,15 @@ class Scheduler:
             ready.append(sequence)
         self._share_rows(ready)
         for sequence in ready:
-            self._spare(sequence)
+            self._grant_spare_rows(sequence)
         return _by_policy([sequence for sequence in ready if sequence.allowance])
 
     def _with_room(self) -> list[Sequence]:
-        """Those who run and are not held, the oldest first, each with blocks for what it writes next. The oldest never
-        makes room for anyone, so there is always someone who gets on."""
+        """The running sequences that are not held, oldest first, each with blocks for what it writes next. The oldest
+        is never preempted, so at least one sequence always makes progress."""
         ready: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.is_held or sequence.table is None:  # or it has just made room
+            if sequence.is_held or sequence.table is None:  # None: it was just preempted
                 continue
             end = min(len(sequence.tokens), sequence.cached + self.prefill_rows)
             if needed := sequence.policy.needed_rows:
@@ -83,7 +86,7 @@ class Scheduler:
         return ready
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Whether the cache has blocks for so many tokens of a running sequence, once others have made room."""
+        """Free blocks until a running sequence can have `tokens` tokens. False if it had to be preempted itself."""
         assert sequence.table is not None
         while blocks_for(tokens) - len(sequence.table.blocks) > self.cache.free_blocks:
             if self._reclaim(sequence):
@@ -95,7 +98,7 @@ class Scheduler:
         return True
 
     def _reclaim(self, asking: Sequence) -> bool:
-        """Whether there was something set aside for another that is not in use: it is free now."""
+        """Take back unused reserved blocks of another sequence. Returns whether there were any."""
         return any(
             self.cache.give_back(other.table)
             for other in self.running
@@ -103,7 +106,7 @@ class Scheduler:
         )
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Let a sequence wait again. What it read stays known as long as nobody takes its blocks."""
+        """Move a running sequence back to the waiting ones. What it has read can be reused until its blocks are."""
         self.preemptions += 1
         self._leave(sequence)
         sequence.cached = 0
@@ -111,7 +114,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_arrival)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a table, if there is room for its text and for the next block of everyone else."""
+        """Give a waiting sequence a table, if there is room for its text and for one more block per running one."""
         if any(_is_reading_for(other, sequence) for other in self.running):
             return False
         text = sequence.tokens if sequence.shares_prefixes else []
@@ -120,7 +123,7 @@ class Scheduler:
             if self._reclaim(sequence):
                 continue
             held = self._held()
-            # Nobody makes room in vain: what was read would have to be read again.
+            # Do not preempt in vain: a preempted sequence has to read its text again.
             if not held or self._room_without(held, text) < blocks_for(least):
                 return False
             self._preempt(held[-1])
@@ -133,31 +136,33 @@ class Scheduler:
         return True
 
     def _room_for(self, text: list[int]) -> int:
-        """Blocks that a new table for this text may have, shared ones included. Everyone else keeps its next one."""
+        """Number of blocks that a new table for this text may have, shared ones included. One block is left free for
+        each running sequence."""
         return self.cache.free_blocks + self.cache.shared_blocks(text) - len(self.running)
 
     def _room_without(self, sequences: list[Sequence], text: list[int]) -> int:
-        """The same, if these sequences made room."""
+        """The same, if these sequences were preempted."""
         tables = [sequence.table for sequence in sequences if sequence.table is not None]
         return self.cache.room_without(tables, text) - (len(self.running) - len(sequences))
 
     def _held(self) -> list[Sequence]:
-        """Those that have a place, and whose text nobody reads: they can wait without one."""
+        """Running sequences that are held, because their client does not read: these can be preempted first."""
         return [sequence for sequence in self.running if sequence.is_held]
 
     def _share_rows(self, ready: list[Sequence]) -> None:
-        """Everyone who writes gets its rows; the budget of prompts goes to those who came first."""
+        """Decoding sequences get all their rows; prompts share a budget, oldest first."""
         for sequence in ready:
             sequence.allowance = len(sequence.tokens) - sequence.cached
-        # Most have one row to run: whoever reads has more.
+        # Most sequences have one row to run; those that read a prompt have more.
         reading = [sequence for sequence in ready if sequence.allowance > 1 and _is_reading(sequence)]
         left = self.prefill_rows if len(reading) == len(ready) else min(self.prefill_rows, self.shared_prefill_rows)
         for sequence in sorted(reading, key=_arrival):
             sequence.allowance = min(sequence.allowance, left)
             left -= sequence.allowance
 
-    def _spare(self, sequence: Sequence) -> None:
-        """Rows for drafts and masks are a luxury: they come out of what is free, and nobody makes room for them."""
+    def _grant_spare_rows(self, sequence: Sequence) -> None:
+        """Grant room for drafts and masks. These are optional: they use free blocks only, and nothing is preempted for
+        them."""
         table, length = sequence.table, len(sequence.tokens)
         assert table is not None
         if sequence.cached + sequence.allowance == length:
@@ -167,7 +172,7 @@ class Scheduler:
             self.cache.grant(table, wanted)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence has ended, or nobody wants it any more."""
+        """Remove a sequence that has ended or was cancelled."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
@@ -185,7 +190,7 @@ def _arrival(sequence: Sequence) -> int:
 
 
 def _by_policy(sequences: list[Sequence]) -> list[Sequence]:
-    """In the order of arrival, but sequences of one policy together, so that it plans and commits them at once."""
+    """In order of arrival, but grouped by policy, so that a policy plans and commits all its sequences at once."""
     groups: dict[int, list[Sequence]] = {}
     for sequence in sorted(sequences, key=_arrival):
         groups.setdefault(id(sequence.policy), []).append(sequence)
@@ -193,14 +198,14 @@ def _by_policy(sequences: list[Sequence]) -> list[Sequence]:
 
 
 def _is_reading(sequence: Sequence) -> bool:
-    """Whether a text is being read, for the first time or again. What an unverified decoder leaves pending goes in
-    whole."""
+    """Whether a text is being read, for the first time or again. The few pending tokens that an unverified decoder
+    leaves do not count: they are always run in one step."""
     pending = len(sequence.tokens) - sequence.cached
     return pending > LARGEST_K or (pending > 1 and len(sequence.tokens) == sequence.prompt_length)
 
 
 def _is_reading_for(other: Sequence, sequence: Sequence) -> bool:
-    """Whether another reads, or is about to read, much that the sequence begins with, too."""
+    """Whether another sequence is reading, or about to read, a long prefix that this sequence shares."""
     if not _is_reading(other) or other.is_held or not sequence.shares_prefixes:
         return False
     ahead = slice(other.cached, other.cached + _WORTH_WAITING)

@@ -1,5 +1,5 @@
-"""What a sequence may ask of steps that a backend runs by itself. Fails closed: one that sets a field which the stepper
-does not name takes the host's steps, so a new filter cannot be dropped silently."""
+"""Which sequences may take steps that a backend runs by itself. Fails closed: a sequence that sets a field which the
+stepper does not name takes the host's steps, so a new filter cannot be dropped silently."""
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -12,20 +12,20 @@ ENGINE_FIELDS = frozenset({
     *("tokens", "params", "policy", "context_length", "prompt_length", "most_tokens", "cached", "allowance"),
     *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop", "optional_alternatives"),
 })  # fmt: skip
-"""Fields of SamplingParams and Sequence that the engine sees to, in own steps and in the host's."""
+"""Fields of SamplingParams and Sequence that the engine handles itself, in own steps and in the host's."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepKind:
-    """What is known of steps before they are used."""
+    """Properties of a stepper's steps, known before any is run."""
 
     rows: int
-    """Of one place."""
+    """Rows per place."""
     max_in_flight: int
     params: tuple[tuple[str, Any], ...]
-    """Fields of SamplingParams that it does not obey, with the values that ask for nothing."""
+    """Fields of SamplingParams that the steps do not obey, with their defaults."""
     fields: tuple[tuple[str, Any], ...]
-    """The same of Sequence."""
+    """The same for Sequence."""
 
     @classmethod
     def of(cls, stepper: Stepper) -> "StepKind":
@@ -33,11 +33,11 @@ class StepKind:
         return cls(stepper.rows, stepper.max_in_flight, _others(SamplingParams, obeyed), _others(Sequence, obeyed))
 
     def ignored(self, params: SamplingParams) -> list[str]:
-        """Fields that are set and that it does not obey."""
+        """Fields that are set and that the steps do not obey."""
         return [name for name, default in self.params if getattr(params, name) != default]
 
     def obeys(self, sequence: Sequence) -> bool:
-        """Asked for every sequence and step."""
+        """Whether the steps obey all that the sequence sets. Called for every sequence and step."""
         params = sequence.params
         for name, default in self.params:
             if getattr(params, name) != default:
@@ -46,8 +46,8 @@ class StepKind:
 
 
 def _others(kind: type, obeyed: frozenset[str]) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass that are not obeyed, with their defaults. One without a default always asks for
-    something: no value equals MISSING."""
+    """The fields of a dataclass that are not obeyed, with their defaults. A field without a default always counts as
+    set: no value equals MISSING."""
     found: list[tuple[str, Any]] = []
     for each in fields(kind):
         if each.name not in obeyed:

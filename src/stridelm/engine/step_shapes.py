@@ -1,4 +1,4 @@
-"""Which steps a backend can run by itself, what they obey, what they take, and so how many drafts pay."""
+"""Which steps a backend can run by itself, what they obey and how long they take; from these, how many drafts pay."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -8,25 +8,27 @@ from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.step_kind import StepKind
 
 Key = tuple[int, int, frozenset[int]]
-"""Of a stepper: drafts, places, tokens that end a text."""
+"""Identifies a stepper: drafts, places, tokens that end a text."""
 _TILE = 7
-"""Drafts that fill a tile of rows together with their masks."""
+"""Number of drafts that, with their masks, fill one tile of rows."""
 _DRAFTS = (2, 4, _TILE, 12)
+"""Numbers of drafts that are tried."""
 _MAX_ROWS = 256
-"""Of a step with drafts. An H200 with the built-in model and 16 users (144 rows) wrote 1.28 times as much with drafts,
-with 32 (288 rows) no more than without: rows are paid by then, and the host has more to read."""
+"""Maximum number of rows of a step with drafts. On an H200 with the built-in model, drafts made 16 users (144 rows)
+1.28 times as fast, and 32 users (288 rows) no faster: by then rows cost time, and the host has more to read."""
 
 
 class StepShapes:
-    """What is known of a forward's steppers. Steps that cannot be made or timed are left out, and noted."""
+    """The properties and times of a forward's steppers. Steppers that cannot be made or timed are left out, and the
+    failure is reported."""
 
     def __init__(self, forward: Forward, *, note: Callable[[Exception], None], free: Callable[[Key], None]) -> None:
-        """`note`: told of every failure; `free`: frees all places of a stepper that is to be timed."""
+        """`note`: called with every failure; `free`: frees all places of a stepper before it is timed."""
         self.forward, self._note, self._free = forward, note, free
         self._kinds: dict[tuple[int, frozenset[int]], StepKind | None] = {}
         self._seconds: dict[Key, float | None] = {}
         self._lengths: dict[tuple[int, int], ChainLength] = {}
-        """By maximum number of drafts, and places."""
+        """Keyed by maximum number of drafts and number of places."""
 
     def stepper(self, key: Key) -> Stepper:
         stepper = self.forward.stepper(*key)
@@ -34,7 +36,7 @@ class StepShapes:
         return stepper
 
     def kind(self, drafts: int, ends: frozenset[int]) -> StepKind | None:
-        """What steps with `drafts` drafts obey and need; None where the backend runs none by itself."""
+        """What steps with `drafts` drafts obey and need; None if the backend runs none by itself."""
         key = (drafts, ends)
         if key not in self._kinds:
             self._kinds[key] = None
@@ -46,7 +48,7 @@ class StepShapes:
         return self._kinds[key]
 
     def length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
-        """Who decides for texts with up to `drafts` drafts."""
+        """The object that chooses the number of drafts, up to `drafts`, for `places` texts."""
         if (drafts, places) not in self._lengths:
             counts = [count for count in sorted({*_DRAFTS, drafts}) if 0 < count <= drafts]
             fitting = [count for count in counts if self._fits(count, places, ends)]
@@ -56,15 +58,16 @@ class StepShapes:
         return self._lengths[drafts, places]
 
     def _fits(self, drafts: int, places: int, ends: frozenset[int]) -> bool:
-        """Whether a step is not too large, and obeys what one without drafts does: sequences are judged by that."""
+        """Whether a step is not too large, and obeys the same fields as one without drafts, which sequences are checked
+        against."""
         kind, plain = self.kind(drafts, ends), self.kind(0, ends)
         if kind is None or plain is None:
             return False
         return kind.rows * places <= _MAX_ROWS and (kind.params, kind.fields) == (plain.params, plain.fields)
 
     def seconds(self, key: Key) -> float | None:
-        """Measured once, while the stepper is idle: timing runs real steps, which overwrite its places. None where it
-        fails."""
+        """Seconds per step, measured once while the stepper is idle: timing runs real steps, which overwrite its
+        places. None if measuring fails."""
         if key not in self._seconds:
             self._seconds[key] = None
             try:
@@ -77,5 +80,5 @@ class StepShapes:
 
 @lru_cache
 def longest(drafts: int) -> int:
-    """The most drafts that are tried where `drafts` are allowed: all of them, if they fit into a tile."""
+    """Maximum number of drafts that are tried if `drafts` are allowed: all of them, if they fit into a tile."""
     return drafts if drafts <= _TILE else max(count for count in _DRAFTS if count <= drafts)

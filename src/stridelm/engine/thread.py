@@ -1,4 +1,4 @@
-"""A thread for all that a model does: loading, measuring, steps."""
+"""One thread for everything that a model does: loading, measuring, steps."""
 
 import queue
 import threading
@@ -10,11 +10,11 @@ _Result = TypeVar("_Result")
 
 
 class EngineThread:
-    """Runs what it is given, one after the other, always in the same thread.
+    """Runs jobs one after the other, always in the same thread.
 
-    Every thread that computes in parallel has helpers of its own, and OpenMP lets them all sleep between two products
-    as soon as there are more of them than cores: a model that was loaded in one thread and run in another was a third
-    slower on two cores (300 sleeps a forward, none otherwise).
+    Every thread that computes in parallel has its own OpenMP helper threads. As soon as there are more of these than
+    cores, OpenMP lets them sleep between two matrix products: a model that was loaded in one thread and run in another
+    was a third slower on two cores (300 sleeps per forward instead of none).
     """
 
     def __init__(self) -> None:

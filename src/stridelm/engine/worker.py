@@ -1,4 +1,4 @@
-"""The engine in a thread of its own: sequences come in from any thread, what happens to them goes out by callback."""
+"""The engine in its own thread: sequences may be submitted from any thread, and events are delivered by callback."""
 
 import logging
 import threading
@@ -15,14 +15,14 @@ from stridelm.types import FinishReason, Sequence, Stride
 log = logging.getLogger(__name__)
 
 Event = Stride | Exception
-"""What happens to a sequence: a stride, the last of which has a finish reason, or its failure."""
+"""What happens to a sequence: a stride (the last one has a finish reason), or its failure."""
 Receive = Callable[[Event], None]
 Ending = FinishReason | Literal["abort", "error"]
-"""How a sequence left: by itself, because nobody wanted it any more, or failing."""
+"""How a sequence ended: finished, cancelled ("abort") or failed ("error")."""
 
 
 class Observer(Protocol):
-    """Told of everything, in the worker's thread: quick, and never failing."""
+    """Notified of every event, in the worker's thread. Its methods must be quick and must not raise."""
 
     def strode(self, sequence: Sequence, stride: Stride) -> None: ...
 
@@ -30,19 +30,19 @@ class Observer(Protocol):
 
 
 class EngineStopped(Exception):
-    """The engine takes no more sequences, or gave this one up."""
+    """The engine accepts no more sequences, or ended this one early."""
 
     def __init__(self, *, has_crashed: bool) -> None:
-        """Otherwise it was told to stop."""
+        """`has_crashed`: False if the engine was asked to stop."""
         super().__init__("the engine has crashed" if has_crashed else "the engine was told to stop")
         self.has_crashed = has_crashed
 
 
 class Worker:
-    """Runs steps as long as there is something to run. Nothing here waits for a step but `stop`."""
+    """Runs steps as long as there is something to run. Of its methods only `stop` waits for a step."""
 
     def __init__(self, engine: Engine, observers: Iterable[Observer] = (), thread: EngineThread | None = None) -> None:
-        """`thread`: where the model was loaded, best; a thread of its own otherwise."""
+        """`thread`: preferably the one that has loaded the model; a new one by default."""
         self.engine = engine
         self.failure: BaseException | None = None
         """Why the engine crashed."""
@@ -51,22 +51,22 @@ class Worker:
         self._arrived: deque[tuple[Sequence, Receive]] = deque()
         self._left: deque[Sequence] = deque()
         self._holds: deque[tuple[Sequence, bool]] = deque()
-        """Who is to be held or to go on, from the next step: within one nobody may be held all of a sudden."""
+        """Sequences to hold or to resume before the next step: `is_held` must not change during a step."""
         self._receivers: dict[Sequence, Receive] = {}
         self._is_stopping = False
         self._thread = thread or EngineThread()
         self._rounds: Future[None] | None = None
-        """Done when no more steps are run."""
+        """Done when the loop over steps has ended."""
 
     def add_observer(self, observer: Observer) -> None:
-        """Before the start."""
+        """Call it before `start`."""
         self._observers.append(observer)
 
     def start(self) -> None:
         self._rounds = self._thread.run(self._run)
 
     def stop(self) -> None:
-        """Give up what is not finished, and wait for the step that runs."""
+        """End all unfinished sequences, and wait for the step that is running."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -79,7 +79,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Sequences that have no room in the cache yet, or had to give it up. Those that are held want none."""
+        """Number of sequences that wait for room in the cache, new or preempted. Held sequences do not count."""
         return len(self._arrived) + sum(not sequence.is_held for sequence in list(self.engine.scheduler.waiting))
 
     @property
@@ -91,7 +91,7 @@ class Worker:
         return not self._arrived and not self._receivers
 
     def submit(self, sequence: Sequence, receive: Receive) -> None:
-        """Let a sequence take part from the next step on; `receive` is called in the worker's thread."""
+        """Add a sequence from the next step on; `receive` is called in the worker's thread."""
         with self._changed:
             if not self.is_healthy or self._is_stopping:
                 raise EngineStopped(has_crashed=self.failure is not None)
@@ -99,13 +99,13 @@ class Worker:
             self._changed.notify()
 
     def cancel(self, sequence: Sequence) -> None:
-        """Nobody wants it any more: its blocks are free before the next step. Nothing is received of it after that."""
+        """Remove a sequence: its blocks are freed before the next step, and it gets no more events after that."""
         with self._changed:
             self._left.append(sequence)
             self._changed.notify()
 
     def hold(self, sequence: Sequence, is_held: bool) -> None:
-        """Leave a sequence out of steps, because nobody reads what it writes, or let it go on."""
+        """Leave a sequence out of steps because its client does not read, or resume it."""
         with self._changed:
             self._holds.append((sequence, is_held))
             self._changed.notify()
@@ -121,7 +121,7 @@ class Worker:
         self._give_up_all()
 
     def _next_round(self) -> bool:
-        """Wait for something to do; take in who came and who left. False: stop."""
+        """Wait for something to do, then add new sequences and remove cancelled ones. False: stop."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -154,11 +154,11 @@ class Worker:
                 observer.strode(sequence, event)
         ending = "error" if isinstance(event, Exception) else event.finish_reason
         receive = self._receivers.pop(sequence) if ending else self._receivers[sequence]
-        if ending:  # before whoever asked is told, who may ask next what was counted
+        if ending:  # observers first: the client may read their counters as soon as it has the last event
             self._end(sequence, ending)
         try:
             receive(event)
-        except Exception:  # whoever asked is gone, its event loop, too
+        except Exception:  # the client is gone, and its event loop with it
             log.exception("a stride could not be delivered")
             if not ending:
                 self.cancel(sequence)
@@ -168,7 +168,7 @@ class Worker:
             observer.ended(sequence, ending)
 
     def _give_up_all(self) -> None:
-        """Everyone who still waits is told."""
+        """Deliver `EngineStopped` to every sequence that has not ended."""
         with self._changed:
             arrived = list(self._arrived)
             self._arrived.clear()

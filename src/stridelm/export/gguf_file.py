@@ -1,7 +1,7 @@
 """A model of the Llama, Qwen2 or Qwen3 family as a GGUF file, for llama.cpp and what is built on it.
 
-Nothing is lost unless asked for: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that gives its
-numbers back to the last bit. `stridelm.models.gguf` reads such a file again, but for Llama 3's stretched positions.
+Lossless by default: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that represents its numbers
+exactly. `stridelm.models.gguf` can read such a file, except one with Llama 3's scaled rotary positions.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Storage = Literal["exact", "q8_0"]
-"""`q8_0` rounds matrices to 8 bits: for drafts, which never change a text, and which are read faster so."""
+"""`q8_0` rounds matrices to 8 bits: for draft models, which never change a text, and which then run faster."""
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NAMES = {theirs: ours for ours, theirs in TENSORS.items()}
 _BLOCK = 32
-"""Q8_0 stores so many numbers of a row together."""
+"""Number of values per block of Q8_0."""
 Tensor = tuple[str, np.ndarray]
 
 
@@ -40,8 +40,8 @@ def write_gguf(
     name: str,
     storage: Storage = "exact",
 ) -> None:
-    """Write a whole model, or nothing. `network` is one with transformers' own layers (loaded as trainable); `name` is
-    what the file says that it holds."""
+    """Write a whole model; after an error no file is left. `network` has transformers' own layers (loaded as
+    trainable); `name` is the model's name in the file."""
     if file.exists():
         raise InputError(f"{file}: exists already: name another file")
     config: Any = network.config.get_text_config()
@@ -53,7 +53,7 @@ def write_gguf(
 
 
 def _write(path: Path, network: "PreTrainedModel", fields: dict[str, Any], kinds: dict[str, Stored]) -> None:
-    """Tensor by tensor: no second copy of the model is held."""
+    """Write tensor by tensor, without a second copy of the model in memory."""
     writer = gguf.GGUFWriter(path, network.config.get_text_config().model_type)
     try:
         for name, value in fields.items():
@@ -72,7 +72,7 @@ def _write(path: Path, network: "PreTrainedModel", fields: dict[str, Any], kinds
 
 
 def add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    """Under the type that GGUF has for such a value."""
+    """Add a field with the GGUF type for such a value."""
     match value:
         case bool():
             writer.add_bool(name, value)
@@ -131,7 +131,7 @@ def _settings(config: Any) -> dict[str, Any]:
 
 
 def _tensors(network: "PreTrainedModel") -> Iterator[Tensor]:
-    """All of them by llama.cpp's names, in float32, one at a time."""
+    """All tensors with llama.cpp's names, in float32, one at a time."""
     config: Any = network.config.get_text_config()
     factors = _rope_factors(network)
     if factors is not None:
@@ -149,7 +149,8 @@ def _tensors(network: "PreTrainedModel") -> Iterator[Tensor]:
 
 
 def _for_llama_cpp(config: Any, module: str, array: np.ndarray) -> np.ndarray:
-    """transformers turns the two halves of a head against each other, llama.cpp's Llama neighbouring pairs."""
+    """Reorders the rows of a matrix for rotary positions: transformers rotates the two halves of a head against each
+    other, llama.cpp's Llama neighbouring pairs."""
     heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}.get(module)
     if config.model_type != "llama" or heads is None:
         return array
@@ -158,7 +159,7 @@ def _for_llama_cpp(config: Any, module: str, array: np.ndarray) -> np.ndarray:
 
 
 def _rope_factors(network: "PreTrainedModel") -> np.ndarray | None:
-    """By how much each frequency is divided, where Llama 3 stretches its positions; None where all are plain."""
+    """The divisor of each rotary frequency if positions are scaled as in Llama 3; None if they are not."""
     config: Any = network.config.get_text_config()
     if config.rope_parameters["rope_type"] == "default":
         return None
@@ -169,7 +170,7 @@ def _rope_factors(network: "PreTrainedModel") -> np.ndarray | None:
 
 
 def _kind(array: np.ndarray, storage: Storage) -> Stored:
-    """llama.cpp takes norms and biases in float32 only."""
+    """The type to store a tensor as. llama.cpp requires float32 for norms and biases."""
     if array.ndim < 2:
         return Stored.F32
     fits = array.shape[-1] % _BLOCK == 0
@@ -178,7 +179,7 @@ def _kind(array: np.ndarray, storage: Storage) -> Stored:
     for kind in (Stored.Q8_0, Stored.F16, Stored.BF16):
         if kind is Stored.Q8_0 and not fits:
             continue
-        # F16 has a smaller range: what lies beyond becomes infinite, and is not equal.
+        # F16 has a smaller range: values beyond it become infinite, and so are not equal.
         with np.errstate(over="ignore"):
             if np.array_equal(gguf.dequantize(gguf.quantize(array, kind), kind), array):
                 return kind

@@ -1,8 +1,8 @@
-"""A tokenizer as the metadata of a GGUF file, so that llama.cpp reads a text into the ids that we read it into.
+"""A tokenizer as the metadata of a GGUF file, so that llama.cpp tokenizes a text into the same ids as we do.
 
-llama.cpp has its ways of cutting a text into words built in and knows them by name. So a tokenizer is written only if
-its way is one of those that `models/gguf_tokenizer.py` reads; all else is refused, because another name would give
-other ids without a word.
+llama.cpp has its pre-tokenizers built in and selects one by name. So a tokenizer is written only if its pre-tokenizer
+is one of those that `models/gguf_tokenizer.py` reads; all others are refused, because a wrong name would silently give
+other ids.
 """
 
 import json
@@ -23,7 +23,7 @@ Fields = dict[str, Any]
 
 
 def vocabulary_fields(tokenizer: PreTrainedTokenizerBase, size: int, eos_ids: frozenset[int]) -> Fields:
-    """All `tokenizer.*` fields. `size`: how many tokens the model has, which may be more than the tokenizer knows."""
+    """All `tokenizer.*` fields. `size`: the model's number of tokens, which may be more than the tokenizer has."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise _refusal("it is none of the tokenizers library")
@@ -62,7 +62,7 @@ def _check(stored: Fields) -> None:
     model, normalizer = stored["model"], stored.get("normalizer")
     if model["type"] != "BPE" or (stored.get("decoder") or {}).get("type") != "ByteLevel":
         raise _refusal(f"it is of the kind {model['type']}, not a BPE over bytes")
-    # llama.cpp has no normalization, nor have the files of the Qwen models, which ask for NFC.
+    # llama.cpp does not normalize. NFC is accepted, because GGUF files of Qwen models, which use it, lack it as well.
     if normalizer and normalizer["type"] != "NFC":
         raise _refusal(f"it has a normalizer ({normalizer['type']})")
     for token in stored["added_tokens"]:
@@ -71,7 +71,7 @@ def _check(stored: Fields) -> None:
 
 
 def _name_of(stored: Fields) -> str:
-    """llama.cpp's name for the way in which a text is cut into words."""
+    """llama.cpp's name for the pre-tokenizer, which cuts a text into words."""
     found = _plain(stored["pre_tokenizer"])
     for name, known in pre_tokenizers_by_name().items():
         if found == _plain(json.loads(known.__getstate__())):
@@ -82,7 +82,7 @@ def _name_of(stored: Fields) -> str:
 
 
 def _plain(part: Any) -> Any:
-    """A pre-tokenizer's settings without those that change no ids, contractions spelt in one way."""
+    """A pre-tokenizer's settings without those that change no ids, and with one spelling of the contractions."""
     if isinstance(part, dict):
         return {name: _plain(value) for name, value in part.items() if name not in _WITHOUT_EFFECT}
     if isinstance(part, list):
@@ -91,7 +91,7 @@ def _plain(part: Any) -> Any:
 
 
 def _tokens(stored: Fields, size: int) -> tuple[list[str], list[int]]:
-    """All tokens by id, and what each is. Rows of the model that no token has are filled with unused names."""
+    """All tokens by id, and their types. Ids of the model that the tokenizer does not use get unused names."""
     by_id = {number: (token, TokenType.NORMAL) for token, number in stored["model"]["vocab"].items()}
     for token in stored["added_tokens"]:
         by_id[token["id"]] = token["content"], TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
@@ -117,7 +117,7 @@ def _adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _special_ids(tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> dict[str, int]:
-    """The tokens that end an answer under the names that llama.cpp has for such; the tokenizer's own first."""
+    """The special tokens under llama.cpp's names. Of the tokens that end an answer, the tokenizer's own comes first."""
     own: Any = tokenizer.eos_token_id
     ends = sorted(eos_ids, key=lambda token: (token != own, token))
     if len(ends) > len(_ENDS):

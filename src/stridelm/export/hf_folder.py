@@ -1,6 +1,6 @@
 """Models and their conversions as plain Hugging Face folders, which other engines read.
 
-`base` is everywhere a checkpoint that was loaded as `load_base` loads it: transformers' own layers, on the CPU.
+In all functions `base` is a checkpoint from `load_base`: with transformers' own layers, on the CPU.
 """
 
 import shutil
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CUSTOM_GENERATE = "custom_generate"
-"""The folder's name is transformers': `generate(custom_generate=...)` looks for generate.py there."""
+"""The folder name is given by transformers: `generate(custom_generate=...)` looks for generate.py there."""
 
 
 def load_base(name: str) -> Checkpoint:
-    """A model to be written, with its own settings for generating."""
+    """Load a model for export, with its own generation config."""
     base = load_checkpoint(name, LoadSettings(device="cpu"), trainable=True)
     folder = folder_of(name)
     own = None if folder is None else read_generation_config(folder)
@@ -39,19 +39,20 @@ def load_base(name: str) -> Checkpoint:
 
 
 def load_adapter_of(base: Checkpoint, folder: Path) -> Adapter:
-    """An adapter that was trained on this base."""
+    """Load an adapter, and check that it was trained on this base."""
     adapter = load_adapter(folder)
     check_base(folder, adapter, base.name, base.fingerprint)
     return adapter
 
 
 def write_plain(base: Checkpoint, folder: Path) -> torch.dtype:
-    """The model as it is. This and the others make the folder, and return the type that the weights have there."""
+    """Write the model as it is. Like the other `write_` functions it creates the folder and returns the dtype of the
+    weights there."""
     return save_smallest(folder, base.network, base.tokenizer, base.eos_ids)
 
 
 def write_converted(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtype:
-    """The model as it is; beside it a gated adapter and the script that decodes with it in transformers."""
+    """Write the model as it is, together with a gated adapter and the script that decodes with it in transformers."""
     assert adapter.is_gated
     dtype = write_plain(base, folder)
     add_custom_generate(folder)
@@ -60,8 +61,8 @@ def write_converted(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.d
 
 
 def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtype:
-    """The model with an adapter without a gate merged into its weights, and its masks as tokens of the vocabulary,
-    which config.json names. The base's network in memory becomes that model, too."""
+    """Write the model with an adapter without a gate merged into its weights, and its masks as tokens of the
+    vocabulary, which config.json names. The base's network in memory is changed in the same way."""
     assert not adapter.is_gated
     merge(base.network, adapter)
     add_mask_tokens(base.network, base.tokenizer, adapter.mask_embedding)
@@ -69,13 +70,13 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> torch.dtyp
 
 
 def write_draft(base: Checkpoint, layers: "PreTrainedModel", folder: Path) -> torch.dtype:
-    """A draft model, which `load_layers` made of the base's first layers, as a model that stands alone."""
+    """Write a draft model, which `load_layers` made from the base's first layers, as a model that stands alone."""
     return save_smallest(folder, layers, base.tokenizer, base.eos_ids)
 
 
 def add_custom_generate(folder: Path) -> None:
-    """The script by which transformers decodes several tokens per step, for a model whose config names its masks or
-    that has an adapter beside the script."""
+    """Add the script with which transformers decodes several tokens per step. It works for a model whose config names
+    its masks, or that has an adapter in the script's folder."""
     source = Path(__file__).parent / CUSTOM_GENERATE
     target = folder / CUSTOM_GENERATE
     target.mkdir()
@@ -85,12 +86,12 @@ def add_custom_generate(folder: Path) -> None:
 
 @contextmanager
 def made_whole(out: Path) -> Iterator[Path]:
-    """A place beside `out` for the file or folder to be written, which takes its place at the end, or goes again. What
-    is read for it is read before: every OSError in here is taken for one of writing."""
+    """A temporary path beside `out` to write a file or folder to. It is renamed to `out` at the end, or removed after
+    an error. Read all inputs before: every OSError inside is reported as a failure to write."""
     working = out.with_name(f".{out.name}.writing")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove(working)  # of a run that was killed here
+        _remove(working)  # left over from a run that was killed
         yield working
         working.rename(out)
     except OSError as error:

@@ -1,9 +1,8 @@
-"""Masks as tokens of the vocabulary, for engines that know nothing of rows of another kind.
+"""Masks as tokens of the vocabulary, for engines that have no kinds of rows.
 
-Each depth of a chain gets an id of its own, whose embedding is that depth's; where the depths are embedded alike, one
-id stands for all of them. What such an id means at the output is of no use to anyone, so it must not come up there: its
-row of the output matrix is the mean of the others, and the mean of all logits is never above the largest. Where one
-matrix served at both ends it becomes two for that.
+Each depth of a chain gets an id with that depth's embedding; if all depths have the same embedding, they share one id.
+The model must never emit such an id: so its row of the output matrix is the mean of the others, and the mean of all
+logits is never above the largest. If input and output share one matrix, it is split into two for that.
 
 Shape letters: D depths of a chain, C model width, V vocabulary.
 """
@@ -22,8 +21,8 @@ from stridelm.models.preview import MASK_KEY
 def add_mask_tokens(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, embedding_DC: torch.Tensor
 ) -> list[int]:
-    """Give the depths their ids, in a network as transformers made it, and name them in its config. Ids that no text
-    uses come first; where there are too few of them the vocabulary grows. The tokenizer stays as it is."""
+    """Give the depths their ids, in a network as transformers made it, and name them in its config. Ids that the
+    tokenizer does not use are taken first; if there are too few, the vocabulary grows. The tokenizer is not changed."""
     masks_DC = embedding_DC[:1] if are_equal(embedding_DC) else embedding_DC
     vocabulary, wanted = int(network.config.get_text_config().vocab_size), len(masks_DC)
     ids = free_ids(tokenizer, vocabulary)[:wanted]
@@ -41,7 +40,7 @@ def add_mask_tokens(
             part[unused] = part[known].mean(dim=0)
     embed_as(network.get_input_embeddings(), ids, masks_DC)
     named: dict[str, Any] = {MASK_NAME_KEY: MASK_TOKEN, MASK_KEY: ids[0], MASKS_KEY: len(embedding_DC)}
-    vars(network.config).pop(MASK_IDS_KEY, None)  # the base may have had masks of its own
+    vars(network.config).pop(MASK_IDS_KEY, None)  # the base may have had its own masks
     for key, value in (named | ({MASK_IDS_KEY: ids} if len(ids) > 1 else {})).items():
         setattr(network.config, key, value)
     assert network.generation_config is not None
@@ -51,18 +50,18 @@ def add_mask_tokens(
 
 
 def are_equal(embedding_DC: torch.Tensor) -> bool:
-    """Whether masks are embedded alike at every depth, so that one token can stand for them all."""
+    """Whether masks have the same embedding at every depth, so that one token can stand for them all."""
     return torch.equal(embedding_DC, embedding_DC[:1].expand_as(embedding_DC))
 
 
 def free_ids(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> list[int]:
-    """The ids of a vocabulary of this size that no text uses, in order."""
+    """The ids below `vocabulary` that the tokenizer does not use, in order."""
     used = set(tokenizer.get_vocab().values())
     return [token for token in range(vocabulary) if token not in used]
 
 
 def untie(network: PreTrainedModel) -> None:
-    """Let input and output have a matrix each, where one served at both ends."""
+    """Give input and output separate matrices, if they share one."""
     output: Any = network.get_output_embeddings()
     embedding: Any = network.get_input_embeddings()
     if output.weight is embedding.weight:
@@ -73,7 +72,7 @@ def untie(network: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def embed_as(embedding: Any, ids: list[int], wanted_DC: torch.Tensor) -> None:
-    """Let these ids be embedded so: what comes out counts, and Gemma's embeddings are scaled on the way."""
+    """Set the weights so that the layer's output for these ids is `wanted_DC`: Gemma's layer scales its weights."""
     rows_D = torch.tensor(ids, device=embedding.weight.device)
     embedding.weight[rows_D] = 1
     embedding.weight[rows_D] = wanted_DC.to(embedding.weight) / embedding(rows_D)

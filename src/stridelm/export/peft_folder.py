@@ -1,8 +1,8 @@
 """A gated adapter's low-rank parts as a LoRA folder in PEFT's format, for engines that draft with one.
 
-SGLang's UNO runs the target over rows of random tokens through such an adapter, and checks what they say by the target
-without it: our decoding without the sequential head, with random tokens where our masks stand. What a PEFT folder has
-no place for is left out: the mask embeddings and the sequential head.
+SGLang's UNO runs the target with such an adapter over rows of random tokens, and verifies their proposals by the target
+without it: that is our decoding without the sequential head, with random tokens in place of our masks. A PEFT folder
+cannot hold the mask embeddings and the sequential head, so these are left out.
 """
 
 import json
@@ -23,7 +23,7 @@ ordinary LoRA, which would change what the model says.
 
 
 def write_peft(adapter: Adapter, base: str, folder: Path) -> None:
-    """Makes the folder. `base`: the model that the adapter goes with, by a name or path that its users know."""
+    """Creates the folder. `base`: the name or path of the adapter's model, for people who read the folder."""
     if not adapter.is_gated:
         raise InputError(
             "an adapter without a gate is part of its model and drafts for nothing else: export the merged model with "
@@ -37,9 +37,9 @@ def write_peft(adapter: Adapter, base: str, folder: Path) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,  # for whoever reads it: engines are told the model
+        "base_model_name_or_path": base,  # for people: engines get the model by another option
         "r": adapter.config.rank,
-        "lora_alpha": adapter.config.rank,  # over r this is one: the factors are used as they are
+        "lora_alpha": adapter.config.rank,  # alpha / r is 1: the factors are used as they are
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted({target.rpartition(".")[2] for target in adapter.config.targets}),

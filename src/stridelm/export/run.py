@@ -1,4 +1,4 @@
-"""`stridelm export`: a model and its conversion in the forms that other engines read."""
+"""`stridelm export`: writes a model and its conversion in the formats of other engines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def _model_for_transformers(options: ExportOptions) -> None:
 
 
 def _conversion(options: ExportOptions, base: Checkpoint) -> tuple[str, Callable[[Path], torch.dtype]]:
-    """What makes a model's drafts, in words, and what writes the model with it into a folder."""
+    """A phrase that says how the model drafts, and the function that writes the model into a folder."""
     adapter = _adapter_of(options, base)
     if adapter is None:
         return "with the masks that it names", lambda folder: _with_script(folder, write_plain(base, folder))
@@ -96,7 +96,7 @@ def _conversion(options: ExportOptions, base: Checkpoint) -> tuple[str, Callable
 
 
 def _adapter_of(options: ExportOptions, base: Checkpoint) -> Adapter | None:
-    """The conversion; None where it is in the model's own weights."""
+    """The adapter; None if the conversion is in the model's own weights."""
     adapter_at = adapter_folder(options.choice.model, options.choice.adapter)
     if adapter_at is not None:
         return load_adapter_of(base, adapter_at)
@@ -162,7 +162,7 @@ def _draft_for_transformers(options: ExportOptions) -> None:
 
 
 def _model_for_llama_cpp(options: ExportOptions) -> None:
-    """The model that the conversion verifies by: itself, or, of an adapter without a gate, the two merged."""
+    """Export the model that verifies drafts: the model itself, or, with an adapter without a gate, the two merged."""
     choice = options.choice
     base, what = load_base(choice.model), ""
     adapter_at = None if choice.adapter is None else adapter_folder(choice.model, choice.adapter)
@@ -219,12 +219,12 @@ def _write_gguf(options: ExportOptions, base: Checkpoint, network: "PreTrainedMo
 
 
 def _layers(draft: "PreTrainedModel", base: Checkpoint) -> str:
-    """What a draft model is made of."""
+    """A phrase that says what a draft model is made of."""
     layers, of = (each.config.get_text_config().num_hidden_layers for each in (draft, base.network))
     return f"{layers} of {of} layers, embeddings and tokenizer of {base.name}"
 
 
 def _size(out: Path, dtype: torch.dtype | None = None) -> str:
-    """Of a file, or of all files in a folder."""
+    """The size of a file, or of all files in a folder, as text."""
     size = sum(file.stat().st_size for file in (out, *out.rglob("*")) if file.is_file()) / 1e6
     return f"{size:,.1f} MB" + (f" in {str(dtype).removeprefix('torch.')}" if dtype else "")

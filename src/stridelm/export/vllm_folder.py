@@ -1,10 +1,10 @@
 """Folders for vLLM: the model as it is, and what drafts for it.
 
     gated adapter    model/ and drafter/: the adapter, which the plugin applies to the served model's own weights
-    without a gate   model/ and drafter/: the model with the adapter merged, a draft model to vLLM as it comes
-    full conversion  model/, which names its mask token and so drafts for itself, in vLLM as it comes
+    without a gate   model/ and drafter/: the model with the adapter merged, a draft model for vLLM without plugin
+    full conversion  model/, which names its mask token and so drafts for itself, in vLLM without plugin
 
-Which way it went is told by `Written`, with the command that serves it.
+`Written` says which of these was written, and the command that serves it.
 """
 
 import json
@@ -33,10 +33,10 @@ MODEL, DRAFTER = "model", "drafter"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What lies in a folder for vLLM."""
+    """What was written into a folder for vLLM."""
 
     drafter: str
-    """The folder of it that drafts: `drafter`, or `model` where the model drafts for itself."""
+    """Name of the subfolder that drafts: `drafter`, or `model` if the model drafts for itself."""
     drafts: int
     """How many tokens it proposes per pass, as trained."""
     needs_plugin: bool
@@ -52,7 +52,7 @@ class Written:
         )
 
     def command(self, folder: Path) -> str:
-        """What serves the folder."""
+        """The command that serves the folder."""
         return shlex.join(
             ["vllm", "serve", str(folder / MODEL), "--speculative-config", self.speculative_config(folder)]
         )
@@ -63,7 +63,7 @@ def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     check_family(type(base.network).__name__, base.network.config.get_text_config())
     model, drafter = _begin(folder)
     write_plain(base, model)
-    # As the weights are stored here, so that the plugin can tell whether it is this model that is served.
+    # The fingerprint of the weights as stored here, so that the plugin can check that this model is the one served.
     config = replace(adapter.config, fingerprint=fingerprint_of(model))
     save_adapter(drafter, replace(adapter, config=config))
     # vLLM reads this before anything else: the sizes are the model's, the architecture is the plugin's.
@@ -74,7 +74,7 @@ def write_gated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
 
 
 def write_ungated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
-    """The base's network in memory becomes the drafter."""
+    """Write model and merged drafter. The base's network in memory is changed into the drafter."""
     assert not adapter.is_gated
     _check_one_mask(are_equal(adapter.mask_embedding))
     model, drafter = _begin(folder)
@@ -82,14 +82,14 @@ def write_ungated(base: Checkpoint, adapter: Adapter, folder: Path) -> Written:
     merge(base.network, adapter)
     mask_token_in(base, adapter.mask_embedding[:1])
     setattr(base.network.config, MASKS_KEY, adapter.config.masks)
-    # A drafter is judged by what it proposes: it need not keep the last bits.
+    # A drafter's proposals are verified, so it may lose precision.
     state = as_dtype(base.network.state_dict(), torch.bfloat16)
     save_network(drafter, base.network, base.tokenizer, base.eos_ids, state)
     return Written(DRAFTER, adapter.config.k, needs_plugin=False)
 
 
 def write_full(base: Checkpoint, masks: list[int], folder: Path) -> Written:
-    """A model that names its own mask token. `masks`: its ids by depth."""
+    """Write a model that names its own mask token. `masks`: the ids of its masks by depth."""
     _check_one_mask(len(set(masks)) == 1)
     model, _ = _begin(folder)
     write_plain(base, model)
@@ -110,9 +110,9 @@ def _begin(folder: Path) -> tuple[Path, Path]:
 
 
 def mask_token_in(base: Checkpoint, embedding_1C: torch.Tensor) -> int:
-    """Give the mask an id inside the vocabulary, which must be as large as the served model's. Where every id is some
-    token's, a special one is taken that no conversation has: a text with it is drafted badly, and no worse. At the
-    output the id means what it did."""
+    """Give the mask an id inside the vocabulary, which must be as large as the served model's. If every id is in use, a
+    special token that no conversation contains is taken: a text with that token gets bad drafts, nothing worse. At the
+    output the id keeps its meaning."""
     token = _spare_token(base.tokenizer, base.vocabulary)
     untie(base.network)
     embed_as(base.network.get_input_embeddings(), [token], embedding_1C)

@@ -16,7 +16,7 @@ _EXACT_COLOUR, _LOSSY_COLOUR, _FRONTIER_COLOUR = "#0072b2", "#d55e00", "#009e73"
 
 
 def frontier(measured: list[Measured]) -> list[Measured]:
-    """Those that none beats in both, from the lowest agreement to the highest."""
+    """The candidates that no other beats in both speed and agreement, from the lowest agreement to the highest."""
     best: list[Measured] = []
     for each in sorted(measured, key=lambda each: (each.agreement, each.speed_up), reverse=True):
         if not best or each.speed_up > best[-1].speed_up:
@@ -25,9 +25,9 @@ def frontier(measured: list[Measured]) -> list[Measured]:
 
 
 def draw(file: Path, measured: list[Measured], chosen: Measured, title: str) -> bool:
-    """Speed against agreement. Those that agree in full would hide each other and stand side by side instead.
+    """Draw speed against agreement. Candidates that agree in full would hide each other: they are drawn side by side.
 
-    False without matplotlib; then no older picture stays beside the new profile.
+    Returns False without matplotlib; then an older picture is removed, since it would not match the new profile.
     """
     try:
         from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def draw(file: Path, measured: list[Measured], chosen: Measured, title: str) -> 
     axes.set_xlabel("agreement: part of the plain answer before the first other token")
     _set_limits(axes, measured, places)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    figure.draw_without_rendering()  # settles where things are, which labels look at
+    figure.draw_without_rendering()  # computes the layout, which placing labels needs
     _label_points(axes, {label(each.settings): (places[each.settings], each) for each in measured})
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
@@ -63,7 +63,7 @@ def draw(file: Path, measured: list[Measured], chosen: Measured, title: str) -> 
 
 
 def _places(measured: list[Measured]) -> dict[DecodeSettings, float]:
-    """Where on the horizontal axis each stands: at its agreement, or beyond 1 in a row, the fastest first."""
+    """Each candidate's x: its agreement or, if that is 1, beyond 1 side by side, the fastest first."""
     full = sorted((each for each in measured if each.agreement == 1), key=lambda each: -each.speed_up)
     span = 1.05 * max(0.02, 1 - min(each.agreement for each in measured))
     row = {each.settings: 1 + span * (number + 1) / (len(full) + 1) for number, each in enumerate(full)}
@@ -81,7 +81,7 @@ def _set_limits(axes: "Axes", measured: list[Measured], places: dict[DecodeSetti
     middle = (1 + right) / 2
     axes.set_xticks([*ticks, middle], [*(f"{tick:.3g}" for tick in ticks), "1 (side by side)"])
     axes.axvspan(1, right, color="black", alpha=0.05, linewidth=0)
-    # The labels of those that agree in full stand upright above them.
+    # The labels of candidates that agree in full are vertical, above them.
     tallest = max(each.high for each in measured if places[each.settings] > 1)
     axes.set_ylim(0, max(1.1 * max(each.high for each in measured), tallest / 0.66))
 
@@ -92,8 +92,9 @@ Box = tuple[float, float, float, float]
 
 
 def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> None:
-    """A name at every point: upright above those side by side, else where there is room, with a line back to it."""
-    scale = 72 / axes.figure.dpi  # from pixels to points, in which letters are measured
+    """A name at every point: vertical above points that are side by side, otherwise where there is room, with a line to
+    the point."""
+    scale = 72 / axes.figure.dpi  # from pixels to points, the unit of font sizes
 
     def at(x: float, y: float) -> tuple[float, float]:
         return tuple(axes.transData.transform((x, y)) * scale)
@@ -116,7 +117,8 @@ def _label_points(axes: "Axes", points: dict[str, tuple[float, Measured]]) -> No
 
 
 def free_place(point: tuple[float, float], width: float, frame: Box, taken: list[Box]) -> tuple[int, int, int]:
-    """Right, up and distance from the point of the nearest place for a label of this width, which then is taken."""
+    """The nearest free place for a label of this width, as right, up and distance from the point. It is added to
+    `taken`."""
     for distance, (right, up) in product((8, 18, 30, 44, 60, 80, 105), _DIRECTIONS):
         left, low = point[0] + distance * right - width * (1 - right) / 2, point[1] + distance * up - 4.5
         box = (left, low, left + width, low + 9)

@@ -1,5 +1,5 @@
-"""The page of a bench: one HTML file that needs nothing else, not even scripts, and PNGs of its plots beside it. It
-shows the figures that `bench.json` carries, and the texts where they differ or loop.
+"""The page of a bench: one self-contained HTML file without scripts, and PNGs of its plots in the same folder. It shows
+the figures in `bench.json`, and the texts that differ or loop.
 
 write_page(report, figures, folder) -> the files it wrote
 """
@@ -20,13 +20,13 @@ from stridelm.params import InputError
 
 FILE = "index.html"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What the browser may fetch or run for the page: nothing. The texts in it were written by models."""
+"""The browser may fetch and run nothing for the page: the texts in it were written by models."""
 
 
 def write_page(report: Report, figures: PageFigures, folder: Path) -> list[Path]:
-    """Everything is drawn before the first file is written, and every file is whole or not there.
+    """Everything is drawn before the first file is written, and each file is written completely or not at all.
 
-    Without matplotlib the page has no plots and says so; older PNGs do not stay beside it.
+    Without matplotlib the page has no plots and says so; older PNGs are removed.
     """
     try:
         drawn = pictures(report, figures.charts)
@@ -45,7 +45,7 @@ def write_page(report: Report, figures: PageFigures, folder: Path) -> list[Path]
 
 
 def page(report: Report, figures: PageFigures, drawn: list[Picture] | None) -> str:
-    """The whole HTML. `drawn` is None where there is no matplotlib."""
+    """The whole HTML. `drawn` is None without matplotlib."""
     title = "stridelm bench"
     if model := report.circumstances.get("model"):
         title += f": {model}"

@@ -1,5 +1,5 @@
-"""The parts that the page is put together from: escaped text, tables, and two texts side by side with the place where
-they part. Everything that comes from a report goes through `said`."""
+"""The parts of the page: escaped text, tables, and two texts side by side with their first difference marked.
+Everything that comes from a report must be escaped by `said`."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,25 +49,26 @@ details{margin:.2rem 0}summary{cursor:pointer}
 .texts{width:calc(100vw - 3.5rem)}.verdict{min-width:7.5rem}
 main .wide tbody th[scope=row]{min-width:5rem}}
 """
-_OF_WORDS = ("subject", "text", "path")
-"""Columns that begin on the left, as words do; numbers end on the right."""
+_TEXT_COLUMNS = ("subject", "text", "path")
+"""Columns that are left-aligned, because they hold words; numbers are right-aligned."""
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-"""What a page may not hold, or nobody would see."""
+"""Characters that HTML does not allow, or that are invisible."""
 
 
 def said(value: object) -> str:
-    """As HTML that shows it and does nothing else."""
+    """The value's text, escaped for HTML."""
     return escape(_UNSEEN.sub("\ufffd", str(value)))
 
 
 def element(name: str, content: str, **attributes: str) -> str:
-    """`content` is HTML, attributes are text. Two names of attributes are words of Python and end in a line."""
+    """`content` is HTML, attributes are text. Attributes named by a Python keyword have an underscore at the end."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{said(value)}"' for key, value in attributes.items())
     return f"<{name}{given}>{content}</{name}>"
 
 
 def table(caption: str, titles: Iterable[str], bodies: Iterable[str], class_: str = "") -> str:
-    """In a box that scrolls by itself, by the keyboard as well, so that a phone does not scroll the page sideways."""
+    """A table in its own scrolling box, which the keyboard can scroll as well, so that the page itself does not scroll
+    sideways on a phone."""
     heads = "".join(_head(title) for title in titles)
     content = element("caption", element("span", said(caption))) + element("thead", element("tr", heads))
     content += "".join(bodies)
@@ -76,13 +77,13 @@ def table(caption: str, titles: Iterable[str], bodies: Iterable[str], class_: st
 
 
 def _head(title: str) -> str:
-    """A line break in the title is where it may be broken."""
+    """A line break in the title marks where it may be broken."""
     content = said(title).replace("\n", "<wbr>")
-    return element("th", content, scope="col", class_="words" if title in _OF_WORDS else "figure")
+    return element("th", content, scope="col", class_="words" if title in _TEXT_COLUMNS else "figure")
 
 
 def text_table(shown: Table, class_: str = "") -> str:
-    """Of words and numbers as they are; in `lines` both columns are words."""
+    """The table as HTML; with the class `lines` both columns are words."""
     kind = {"class_": "words"} if class_ == "lines" else {}
     rows = [
         element("th", said(first), scope="row") + "".join(element("td", said(cell), **kind) for cell in cells)
@@ -93,7 +94,7 @@ def text_table(shown: Table, class_: str = "") -> str:
 
 
 def texts(titles: Sequence[str], contents: Sequence[str]) -> str:
-    """Texts side by side where there is room; `contents` is HTML."""
+    """Texts side by side if there is room; `contents` is HTML."""
     parts = [
         element("div", element("h4", said(title)) + element("pre", content))
         for title, content in zip(titles, contents, strict=True)
@@ -102,7 +103,7 @@ def texts(titles: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def parted(plain: str, other: str) -> tuple[str, str]:
-    """Both texts as HTML; what stands first where they part is marked in each."""
+    """Both texts as HTML, with the first word that differs marked in each."""
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(plain, other, strict=False)))
     # From the beginning of the word: half a word would be hard to read.
     start = max((place + 1 for place in range(same) if plain[place].isspace()), default=0)

@@ -1,7 +1,7 @@
-"""What all plots of a bench share: colours, an empty figure, and how it becomes a PNG or an SVG for a page.
+"""What all plots of a bench share: colours, an empty figure, and its conversion to a PNG or an SVG for a page.
 
-Lines and letters are drawn in a few named colours that the page replaces by its own, so that one drawing serves light
-and dark.
+Lines and text are drawn in a few named colours, which the page replaces by its own, so that one drawing works in light
+and dark mode.
 """
 
 import io
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, which colour-blind people can tell apart; their black and yellow drown on a dark or a light page."""
+"""Okabe and Ito's palette, which colour-blind people can tell apart, without black and yellow, which have too little
+contrast on a dark or a light page."""
 INK, GREY, GRID, PAPER = "#1f2328", "#6e7781", "#d0d7de", "#ffffff"
-_OF_PAGE = {INK: "var(--ink)", GREY: "var(--grey)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+_PAGE_COLOURS = {INK: "var(--ink)", GREY: "var(--grey)", GRID: "var(--grid)", PAPER: "var(--paper)"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
 MISSING = "the pictures need matplotlib, which is not installed (pip install 'stridelm[bench]')"
 
-_POINTS_A_REM = 11.6
-"""How large a picture stands in a page at most: its letters are then a little smaller than the page's."""
+_POINTS_PER_REM = 11.6
+"""Sets the maximum size of a picture in a page: its text is then a little smaller than the page's."""
 SETTINGS: dict[Any, Any] = {
-    "text.parse_math": False,  # a dollar in a name is a dollar
-    "svg.fonttype": "none",  # letters stay letters: they can be read aloud, searched and marked
+    "text.parse_math": False,  # a dollar sign in a name is no formula
+    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and selected
     "svg.hashsalt": "stridelm",  # the same figures give the same file
 }
 
 
 def require_matplotlib() -> None:
-    """Raises InputError without it. Worth a call before a long run whose pictures are wanted."""
+    """Raises InputError without matplotlib. Call it before a long run that shall draw pictures."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -43,7 +44,7 @@ def require_matplotlib() -> None:
 
 
 def blank(height: float, width: float = 10.0) -> "Figure":
-    """An empty figure of so many inches."""
+    """An empty figure, sizes in inches."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -51,7 +52,7 @@ def blank(height: float, width: float = 10.0) -> "Figure":
 
 
 def panels(figure: "Figure", count: int, columns: int) -> list["Axes"]:
-    """So many axes in rows of so many columns, all alike; the places that stay empty are not drawn."""
+    """`count` axes of the same style in rows of `columns`; unused places of the last row are not drawn."""
     rows = -(-count // columns)
     grid = figure.subplots(rows, columns, squeeze=False)
     found = [axes for row in grid for axes in row]
@@ -97,11 +98,11 @@ class Look:
     colour: str
     marker: str
     line: str
-    """Another one for every time round the colours."""
+    """Another style each time that the colours start over."""
 
 
 def looks(report: Report) -> dict[str, Look]:
-    """The baseline is in ink, since others are held against it."""
+    """The look of every subject. The baseline, which others are compared with, has the colour of text."""
     named = [*report.subjects, *(record.subject for record in report.records)]
     others = [name for name in dict.fromkeys(named) if name != report.baseline]
     found = {
@@ -121,7 +122,7 @@ def as_png(figure: "Figure") -> bytes:
 
 
 def as_svg(figure: "Figure", name: str, title: str) -> str:
-    """An <svg> to stand in a page: its ids begin with its name, its colours are the page's, and nothing points out."""
+    """An <svg> to embed in a page: its ids begin with `name`, its colours are the page's, and it links to nothing."""
     import matplotlib
 
     content = io.StringIO()
@@ -130,15 +131,15 @@ def as_svg(figure: "Figure", name: str, title: str) -> str:
         figure.savefig(content, format="svg", metadata=nothing, transparent=True)
     drawn = content.getvalue()
     drawn = drawn[drawn.index("<svg") :]
-    # Its rule for all elements would reach the whole page; the page has it for pictures only.
+    # matplotlib's style rule for all elements would affect the whole page; the page's own style limits it to pictures.
     drawn = re.sub(r"<style type=\"text/css\">.*?</style>", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r"(\sid=\"|url\(#|href=\"#)", rf"\g<1>{name}-", drawn)
     view = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', drawn)
     assert view, "matplotlib writes a viewBox"
-    size = f'style="max-width:{float(view[1]) / _POINTS_A_REM:.1f}rem"'
+    size = f'style="max-width:{float(view[1]) / _POINTS_PER_REM:.1f}rem"'
     opening = f'<svg role="img" aria-labelledby="{name}-name" {size} {view[0]}>'
     opening += f'<title id="{name}-name">{escape(title)}</title>'
     drawn = opening + drawn[drawn.index(">") + 1 :]
-    for own, of_page in _OF_PAGE.items():
+    for own, of_page in _PAGE_COLOURS.items():
         drawn = drawn.replace(own, of_page)
     return drawn

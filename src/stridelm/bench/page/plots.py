@@ -1,4 +1,4 @@
-"""The charts of a bench, drawn with matplotlib. Nothing is computed here: `bench.charts` says what is drawn."""
+"""Draws the charts of a bench with matplotlib. Nothing is computed here: `bench.charts` holds the data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BARS = 24
-"""In one row of the speed-up plot; more could not carry their figures."""
+"""Maximum number of bars in one row of the speed-up plot; with more there would be no room for their numbers."""
 _HATCHES = {"same": None, "differs": "///", "not compared": ".."}
 _HATCH_MEANINGS = {"differs": "the text differs from plain decoding's", "not compared": "the text was not compared"}
 _PHASE_COLOURS: dict[str, str] = dict(zip(PHASES, (*COLOURS[:5], "#999999", COLOURS[5]), strict=True))
-"""One more than there are of the others: the steps of a backend's own are grey."""
+"""There is one phase more than colours: a backend's own steps are grey."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
     name: str
-    """Of its file, too."""
+    """Also the name of its file."""
     title: str
     reading: str
     """How to read it, in a sentence."""
@@ -46,11 +46,11 @@ class Picture:
 
 
 def pictures(report: Report, charts: Sequence[Chart]) -> list[Picture]:
-    """Of all charts, and of what else the report has. Raises InputError without matplotlib."""
+    """Draw all charts. Raises InputError without matplotlib."""
     require_matplotlib()
     from matplotlib import style
 
-    with style.context(["default", SETTINGS]):  # whatever a user's own settings of matplotlib say
+    with style.context(["default", SETTINGS]):  # regardless of a user's own matplotlib settings
         return [Picture(each.name, each.title, each.reading, draw(each, looks(report))) for each in charts]
 
 
@@ -113,12 +113,12 @@ def _bar(axes: "Axes", x: float, width: float, bar: Bar, look: Look) -> None:
 
 
 def _outline(look: Look) -> float:
-    """The width of a bar's edge: those whose colour another subject has already are told apart by it."""
+    """The width of a bar's edge, which distinguishes subjects of the same colour."""
     return 0.0 if look.line == LINES[0] else 1.4
 
 
 def _stacks(chart: Chart) -> "Figure":
-    """A row a subject, its parts one behind the other with their shares."""
+    """One row per subject: a stacked bar of its parts with their shares."""
     from matplotlib.patches import Patch
 
     (panel,) = chart.panels
@@ -144,7 +144,7 @@ def _stacks(chart: Chart) -> "Figure":
 
 
 def _curves(chart: Chart, look: dict[str, Look]) -> "Figure":
-    """A line a subject in each panel, with a mark at each point unless it is a curve of steps."""
+    """One line per subject in each panel, with a marker at each point unless it is a step curve."""
     columns = min(4, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
     figure = blank(0.7 + (3.0 if columns < 4 else 2.3) * rows)
@@ -176,7 +176,7 @@ def _set_axes(axes: "Axes", panel: Panel, is_first: bool) -> None:
 
 
 def _set_scale(axes: "Axes", axis: Axis) -> None:
-    """A logarithmic axis has numbers as people write them, some between the powers of ten as well."""
+    """A logarithmic axis gets plain numbers as ticks, also between the powers of ten."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     if axis.scale == "log":
@@ -191,7 +191,7 @@ def _set_scale(axes: "Axes", axis: Axis) -> None:
 
 
 def _points(chart: Chart, look: dict[str, Look]) -> "Figure":
-    """A colour a subject and a marker a name, beside the line on which x and y are the same."""
+    """One colour per subject and one marker per name, with the line on which x equals y."""
     from matplotlib.lines import Line2D
 
     (panel,) = chart.panels
@@ -219,4 +219,4 @@ def _points(chart: Chart, look: dict[str, Look]) -> "Figure":
 
 
 NAMES = ("speed-up", "acceptance", "latency", "phases", "theory", "context")
-"""Of all pictures there may be."""
+"""The names of all pictures that there may be."""

@@ -1,4 +1,4 @@
-"""The part of the page that shows every question: who answered how, and the texts where they differ or loop."""
+"""The part of the page that shows every question: how each subject answered, and the texts that differ or loop."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ _Key = tuple[str, str, str, int]
 
 
 def questions(report: Report, figures: Sequence[QuestionFigures]) -> str:
-    """A table for each suite, folded up."""
+    """A table for each suite, collapsed."""
     if not figures:
         return element("p", "None was answered.")
     records = {(each.suite, each.question, each.subject, each.round): each for each in report.records}

@@ -1,4 +1,4 @@
-"""Whoever is put a question in a bench: our decoders (`ours`), transformers (`hugging_face`), a server (`server`)."""
+"""What a bench measures: our decoders (`ours`), transformers (`hugging_face`), a server (`server`)."""
 
 import resource
 from typing import Any, Protocol
@@ -7,21 +7,21 @@ from stridelm.bench.records import Answer, Question
 from stridelm.models.encode import Prompt
 
 WARM_UP = Question("warm-up", "hello", ({"role": "user", "content": "Say hello, then count to ten."},), max_tokens=24)
-"""Not counted: what a subject loads or measures at its first answer is on nobody's bill."""
+"""Not counted, so that what a subject loads or measures at its first answer is not part of its times."""
 
 
 class Absent(Exception):
-    """A subject cannot take part here; says why."""
+    """A subject cannot take part in this bench; the message says why."""
 
 
 class Subject(Protocol):
-    """One question at a time. What goes wrong is raised: the subject takes no further part then."""
+    """Answers one question at a time. It raises its errors, and is not asked again after one."""
 
     name: str
-    """As tables show it; unique in a run."""
+    """Its name in tables; unique in a run."""
     about: dict[str, Any]
-    """What it is, whole once it has started; `exact` says whether it promises the text of plain decoding, None where
-    it does not say."""
+    """A description, complete after `start`; `exact` says whether it promises the text of plain decoding, None if
+    unknown."""
 
     def start(self) -> None:
         """Load, or connect. Raises InputError, or Absent with a reason."""
@@ -30,14 +30,15 @@ class Subject(Protocol):
     def warm_up(self) -> None: ...
 
     def ask(self, question: Question) -> Answer:
-        """What was read for an earlier question is read anew, as far as the subject can be told to."""
+        """Prompts of earlier questions must not be reused from a cache, if the subject can be told so."""
         ...
 
     def close(self) -> None: ...
 
 
 def prompt_of(question: Question) -> Prompt:
-    """As `encode_prompt` takes it. A user's turn alone is text: so models without a chat template can be asked, too."""
+    """The prompt for `encode_prompt`. A single user's turn becomes plain text, so that models without a chat template
+    can be asked, too."""
     first = question.messages[0]
     if len(question.messages) == 1 and first["role"] == "user":
         return first["content"]
@@ -45,5 +46,5 @@ def prompt_of(question: Question) -> Prompt:
 
 
 def memory_peak() -> int:
-    """Bytes of this process that were resident at most so far. Subjects that share a process share this, too."""
+    """Peak resident memory of this process so far, in bytes; the same for all subjects in the process."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

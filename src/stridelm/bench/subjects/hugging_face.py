@@ -1,5 +1,5 @@
-"""transformers' `generate` on the same weights, in float32 and greedily: plain, with a draft model, and with look-up in
-the prompt. Settings beyond these are the library's own defaults."""
+"""transformers' `generate` on the same weights, in float32 and greedy: plain, with a draft model, and with prompt
+look-up. All other settings are the library's defaults."""
 
 import time
 from collections import Counter
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from stridelm.backends.torch.checkpoint import Checkpoint
 
 _LOOK_UP_TOKENS = 10
-"""Proposed from the prompt: as many as those who came up with it take."""
+"""Number of tokens proposed from the prompt: as many as the method's authors use."""
 
 
 class Way(StrEnum):
-    """How `generate` is asked; also the subject's name."""
+    """How `generate` decodes; also the subject's name."""
 
     PLAIN = "transformers"
     ASSISTED = "transformers, draft model"
@@ -30,11 +30,11 @@ class Way(StrEnum):
 
 
 class Network:
-    """The model as transformers has it, for all subjects that ask it: loaded when the first of them starts."""
+    """The model with transformers' own layers, shared by all these subjects: loaded when the first of them starts."""
 
     def __init__(self, model: str, settings: LoadSettings, draft_model: str | None = None) -> None:
-        """As `stridelm.load` takes them, of which device and threads count here. `draft_model`: default the one that
-        comes with the model."""
+        """Arguments as for `stridelm.load`; of `settings` only device and threads are used. `draft_model`: by default
+        the one that comes with the model."""
         self.model = model
         self.settings = LoadSettings(device=settings.device, dtype="float32", threads=settings.threads)
         self._draft_model = draft_model
@@ -43,7 +43,7 @@ class Network:
     def checkpoint(self) -> "Checkpoint":
         from stridelm.backends.torch.checkpoint import load_checkpoint
 
-        # What is to be trained keeps transformers' own layers; its own attention is put back.
+        # A trainable model keeps transformers' own layers; its own attention is restored here.
         checkpoint = load_checkpoint(self.model, self.settings, trainable=True)
         checkpoint.network.set_attn_implementation("sdpa")
         return checkpoint
@@ -74,13 +74,13 @@ class Network:
 
 
 def hugging_face(model: str, settings: LoadSettings, draft_model: str | None = None) -> list["HuggingFace"]:
-    """A subject for each way of asking, all on one network. Arguments as for `stridelm.load`."""
+    """One subject for each way of decoding, all on one network. Arguments as for `stridelm.load`."""
     network = Network(model, settings, draft_model)
     return [HuggingFace(network, way) for way in Way]
 
 
 class HuggingFace:
-    """One way of asking `generate`."""
+    """`generate` with one way of decoding."""
 
     def __init__(self, network: Network, way: Way) -> None:
         self.name = way.value
@@ -92,7 +92,8 @@ class HuggingFace:
         import torch
         import transformers
 
-        transformers.logging.set_verbosity_error()  # `generate` warns of what it does itself, across the progress bar
+        # `generate` warns about its own settings, which would spoil the progress bar.
+        transformers.logging.set_verbosity_error()
         checkpoint = self._network.checkpoint
         self.about |= {"version": transformers.__version__, "torch": torch.__version__}
         self.about |= {"threads": torch.get_num_threads(), "model": checkpoint.name}
@@ -136,7 +137,7 @@ class HuggingFace:
         finally:
             hook.remove()
         seconds = time.perf_counter() - started
-        rows[0] -= len(prompt) - 1  # of the prompt only the last one, which writes
+        rows[0] -= len(prompt) - 1  # of the prompt only the last row counts, which writes
         drafted, accepted = by_depth_of_chains(
             [(each - 1, count - 1) for each, count in zip(rows, strides.tokens, strict=True)]
         )
@@ -155,12 +156,12 @@ class HuggingFace:
         )
 
     def close(self) -> None:
-        """The network is the others', too."""
+        """Nothing to close: other subjects share the network."""
 
 
 class Strides:
-    """As `generate` takes a streamer. The prompt is put first, before it is read; then come one token or several,
-    pass by pass."""
+    """A streamer for `generate`, which calls `put` with the prompt before it is read, then with the tokens of each
+    pass."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -174,12 +175,12 @@ class Strides:
         self._has_prompt = True
 
     def end(self) -> None:
-        """The moments say it."""
+        """Nothing to do: `put` has recorded all times."""
 
 
 def by_depth_of_chains(passes: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """From each pass's proposed and accepted tokens, by depth, from 1: those that were looked at, and those that
-    stood. The last token of a pass is the model's own."""
+    """From each pass's numbers of proposed and accepted tokens: by depth, from 1, how many were looked at, and how many
+    were accepted. The last token of a pass is the model's own."""
     drafted: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for proposed, stood in passes:

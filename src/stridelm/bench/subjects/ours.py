@@ -1,7 +1,7 @@
-"""Our own decoders, all on one loaded model: what `generate` does, stride by stride, and where its time goes.
+"""Our own decoders, all on one loaded model: does what `generate` does, and records each stride and where time goes.
 
-What a decoder learns (the planner of `auto`, how often whose drafts stand) it keeps from question to question, as in a
-process that serves.
+A decoder keeps what it learns (the planner of `auto`, acceptance rates of drafters) from question to question, as in a
+server.
 """
 
 import time
@@ -24,8 +24,8 @@ from stridelm.types import ROOT, Trace
 def ours(
     model: LanguageModel, settings: Iterable[DecodeSettings], params: SamplingParams | None = None
 ) -> list["Ours"]:
-    """A subject for each of the settings. Plain decoding, the baseline, comes first, whether it is among them or not.
-    `params`: greedy by default; how many tokens is each question's own matter."""
+    """One subject for each of the settings. Plain decoding, the baseline, comes first, even if it is not among them.
+    `params`: greedy by default; the number of tokens is set by each question."""
     params = params or SamplingParams()
     if params.temperature and params.seed is None:
         raise InputError("a bench at a temperature needs a --seed, the same for all subjects")
@@ -34,7 +34,7 @@ def ours(
 
 
 def check_questions(model: LanguageModel, questions: Iterable[Question]) -> None:
-    """A prompt that the model does not take must not cost the measurements before it."""
+    """Check all prompts first: one that the model refuses must not cost the measurements before it."""
     for question in questions:
         try:
             model.encode(prompt_of(question))
@@ -98,11 +98,11 @@ class Ours:
         )
 
     def close(self) -> None:
-        """The model is the others', too."""
+        """Nothing to close: other subjects share the model."""
 
 
 def by_depth(traces: Iterable[Trace]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """By depth, from 1: the drafts whose parent stood, and those that stood themselves."""
+    """By depth, from 1: how many drafts had an accepted parent, and how many were accepted themselves."""
     drafted: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     for trace in traces:

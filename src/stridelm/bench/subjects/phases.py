@@ -1,16 +1,16 @@
-"""Where the time of an answer of ours goes, seen from outside: the engine's own loop is left as it is.
+"""Where the time of an answer goes in our own decoders, measured by wrappers: the engine's loop is not changed.
 
-    draft      the policy's `plan` (who proposes, and how much of it is run) and its `observe`
-    forward    the forward pass without its output head: reading the prompt, too
-    head       what the output head costs on as many rows, timed by itself and taken off the forward: both backends run
-               it inside their pass, where nobody can look
+    draft      the policy's `plan` (drafting, and choosing how much of it is run) and its `observe`
+    forward    the forward pass without its output head, including reading the prompt
+    head       what the output head costs on as many rows, timed separately and subtracted from the forward: both
+               backends run it inside their pass, where it cannot be timed
     sampling   the draws from the model's own rows
     verify     the rest of the policy's `commit`: the walk over the tree, the model's confidence, what the planner
                learns, and the masks that the next drafts come from
-    steps      whole steps that the backend runs by itself: where such a step spends its time nobody outside can tell
-    rest       what is left: the prompt's tokens, scheduling, the cache, the text
+    steps      whole steps that the backend runs by itself, whose parts cannot be timed from outside
+    rest       everything else: tokenizing the prompt, scheduling, the cache, detokenizing
 
-Together they are the answer's seconds.
+Their sum is the answer's time.
 """
 
 import statistics
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 
 class HeadCost:
-    """What the output head of a model costs, by number of rows; each timed when first asked for."""
+    """Seconds of a model's output head, by number of rows; each number is timed when first needed."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
@@ -57,7 +57,7 @@ class HeadCost:
 
 
 class Watch:
-    """Seconds inside of what was wrapped, and how many rows the output head ran on, step by step."""
+    """Seconds spent in each wrapped part, and how often the output head ran on each number of rows."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -74,7 +74,7 @@ class Watch:
         return run
 
     def phases(self, seconds: float, head_cost: HeadCost) -> dict[str, float]:
-        """By phase, of an answer that took so many seconds; together these."""
+        """Seconds by phase, of an answer that took `seconds`, which is their sum."""
         forward = self.seconds["forward"]
         head = min(forward, sum(count * head_cost(rows) for rows, count in self.scored.items()))
         phases = {
@@ -89,7 +89,7 @@ class Watch:
 
 
 class _WatchedPolicy:
-    """Keeps `contracts.Policy` as another does, and counts its time."""
+    """A policy that delegates to another one and counts its time."""
 
     def __init__(self, policy: Policy, watch: Watch) -> None:
         self.exact, self.reads_whole_texts = policy.exact, policy.reads_whole_texts
@@ -102,7 +102,7 @@ class _WatchedPolicy:
 
 
 class _WatchedForward:
-    """A forward whose calls are timed; all else is the other's own."""
+    """A forward that delegates to another one and times its calls."""
 
     def __init__(self, forward: Forward, watch: Watch) -> None:
         self._forward, self._watch = forward, watch
@@ -117,12 +117,12 @@ class _WatchedForward:
 
     def _finish(self, rows: Rows, tables: list[Table]) -> list[Output]:
         outputs = self._forward(rows, tables)
-        self._forward.synchronize()  # or a GPU's time would be counted where its results are first looked at
+        self._forward.synchronize()  # otherwise a GPU's time would be counted where its results are first read
         return outputs
 
 
 class _WatchedOwnSteps:
-    """Steps that the backend runs by itself, timed; all else is the other's own."""
+    """Delegates to another OwnSteps and times the steps that the backend runs by itself."""
 
     def __init__(self, own_steps: OwnSteps, watch: Watch) -> None:
         self._own_steps, self._watch = own_steps, watch
@@ -133,19 +133,19 @@ class _WatchedOwnSteps:
     def step(self, batch: list[Sequence]) -> Outcome:
         started = time.perf_counter()
         outcome = self._own_steps.step(batch)
-        if outcome.count:  # or finding out that the host must run the step would look like one
+        if outcome.count:  # do not count the check that finds that the host must run the step
             self._watch.seconds["steps"] += time.perf_counter() - started
         return outcome
 
 
 def _timed_drawer(watch: Watch, logits_WV: Array, sequence: Sequence, tolerance: float = 0.0) -> Draw:
-    """Plain greedy rows are decided when it is made, the others when it is asked."""
+    """Times both calls: plain greedy rows are decided when the `Draw` is made, others when it is called."""
     return watch.timed("sampling", watch.timed("sampling", drawer)(logits_WV, sequence, tolerance))
 
 
 @contextmanager
 def watched(engine: Engine, sequence: Sequence) -> Iterator[Watch]:
-    """Watch an answer that the engine does not know of yet, and no other one, until the end of the block."""
+    """Watch one answer, not yet added to the engine, until the end of the block. The engine must run no other."""
     watch = Watch()
     forward, own_steps, policy = engine.forward, engine.own_steps, sequence.policy
     engine.forward = cast(Forward, _WatchedForward(forward, watch))

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server behind a URL. A chunk of its stream counts as a stride.
 
-What such a server had read for an earlier question it may have kept: nobody can tell it to forget.
+Such a server may reuse cached prompts of earlier questions: there is no request that makes it forget them.
 """
 
 import os
@@ -14,14 +14,14 @@ from stridelm.chat.remote import RemoteReply, find_model
 from stridelm.chat.speaker import Report
 
 KEYS = ("STRIDELM_API_KEY", "OPENAI_API_KEY")
-"""Environment variables that may hold the server's key, the first that is set."""
+"""Environment variables that may hold the server's key; the first that is set is used."""
 
 
 class Server:
-    """A model there."""
+    """One model of a server."""
 
     def __init__(self, url: str, model: str | None = None) -> None:
-        """`model`: default the first that the server lists."""
+        """`model`: by default the first that the server lists."""
         self._endpoint = Endpoint(url, next((os.environ[name] for name in KEYS if os.environ.get(name)), None))
         self._model = model
         self.name = url if model is None else f"{model} at {url}"
@@ -78,23 +78,23 @@ class Server:
         return answer, report
 
     def close(self) -> None:
-        """Every request has a connection of its own."""
+        """Nothing to close: every request has its own connection."""
 
 
-def chunk_tokens(lengths: list[int], told: int | None, strides: tuple[int, ...]) -> tuple[int, ...]:
+def chunk_tokens(lengths: list[int], total: int | None, strides: tuple[int, ...]) -> tuple[int, ...]:
     """How many tokens came with each chunk, given the chunks' lengths in characters, which are above 0.
 
-    A server that tells its strides sends one a chunk; a last one that has no text, the text's end, goes with the chunk
-    before. Where only the number of all tokens is known, every chunk brought one, as long as there are enough, and the
-    longer ones the others: a guess, with the right sum. Otherwise a chunk is taken for a token.
+    A server that reports its strides sends one per chunk; a last stride without text, the end of the text, is added to
+    the chunk before. If only the total number of tokens is known, every chunk gets one, if there are enough, and the
+    others are shared out by length: a guess with the right sum. Otherwise each chunk counts as one token.
     """
     chunks = len(lengths)
-    if told is None or not chunks:
+    if total is None or not chunks:
         return (1,) * chunks
-    if sum(strides) == told and chunks <= len(strides) <= chunks + 1:
+    if sum(strides) == total and chunks <= len(strides) <= chunks + 1:
         return (*strides[: chunks - 1], sum(strides[chunks - 1 :]))
-    least = int(told >= chunks)
-    shared, tokens = told - least * chunks, list[int]()
+    least = int(total >= chunks)
+    shared, tokens = total - least * chunks, list[int]()
     characters = given = 0
     for length in lengths:
         characters += length

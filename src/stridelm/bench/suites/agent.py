@@ -1,4 +1,4 @@
-"""The suite `agent`: one task of ten tool calls, each of which needs what those before it found.
+"""The suite `agent`: one task of ten tool calls, each of which needs the results of those before it.
 
     task = AgentTask()
     question = task.next(None)
@@ -6,9 +6,8 @@
         question = task.next(reply to question)
 
 The tools are made up and pure: the same calls have the same results. A small model gets many calls wrong, and the chain
-goes on all the same. A reply that holds no call is taken for the call that was needed; a call that is another one is
-run, and then the model is told what was needed and what that finds. So every chain has ten calls, and a call is right
-if it is the one that was needed.
+continues nevertheless. A reply without a call is replaced by the expected call; a wrong call is run, and then the model
+is given the expected call and its result. So every chain has ten calls, and a call is right if it is the expected one.
 """
 
 import json
@@ -75,7 +74,7 @@ class _Step:
 
 
 def _look_up(table: dict[str, Result], *keys: object) -> Result:
-    """Like `same`, blind to case: a call that is right must find what it is about."""
+    """Ignores case, as `same` does: a right call must have a result."""
     wanted = ", ".join(str(key).strip() for key in keys)
     for key, result in table.items():
         if key.casefold() == wanted.casefold():
@@ -158,7 +157,7 @@ STEPS: tuple[_Step, ...] = (
 
 
 def parse_call(reply: str) -> Call | None:
-    """The call that a reply holds, if the first JSON object in it is one."""
+    """The call in a reply, if the first JSON object in it is one."""
     match find_json(reply, dict):
         case {"tool": str(tool), "arguments": dict(arguments)}:
             return Call(tool, arguments)
@@ -166,7 +165,7 @@ def parse_call(reply: str) -> Call | None:
 
 
 def execute(call: Call) -> Result:
-    """What the call finds, or {"error": why it finds nothing}."""
+    """The call's result, or {"error": reason}."""
     tool = _TOOLS.get(call.tool)
     if tool is None:
         return {"error": f"no tool is called {call.tool}"}
@@ -233,12 +232,12 @@ def _opening() -> list[dict[str, Any]]:
 
 
 def _asking(what: str, tool: str) -> str:
-    # A small model left to choose makes up tools: what is hard enough for it is to find the arguments.
+    # The tool is named, because small models make up tools otherwise: finding the arguments is hard enough for them.
     return f"{what} Answer with one JSON call of {tool}({', '.join(_TOOLS[tool].parameters)})."
 
 
 def _report(call: Call, needed: Call) -> str:
-    """What a call found; and where it was another than was needed, what that one finds."""
+    """The call's result and, if the call was wrong, the expected call with its result."""
     found = f"Result: {json.dumps(execute(call))}\n"
     if is_right(call, needed):
         return found

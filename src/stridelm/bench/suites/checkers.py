@@ -1,4 +1,4 @@
-"""What can be said of a text by a rule. A checker takes any text and raises nothing."""
+"""Rules that tell whether a text is right. A checker accepts any text and never raises."""
 
 import ast
 import json
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from stridelm.bench.records import Checker
 
 _NUMBER = re.compile(r"(?<![^\W_])(?<!\d\.)[-\u2212]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?<!\.)(?=\.\d))(?:\.\d+)?")
-"""With a sign, commas between thousands and a decimal point; not within a word, and 10-4 holds a 10 and a 4."""
+"""A number with sign, thousands separators and decimal point; not within a word, and 10-4 contains a 10 and a 4."""
 _WORD = re.compile(r"\w+")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'\u201d\u2019)\]*_]*(?=\s|$)|\n")
 _LIST_MARK = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+", re.MULTILINE)
@@ -21,17 +21,17 @@ Json = TypeVar("Json", dict, list)
 
 
 def numbers(text: str) -> list[float]:
-    """All numbers of a text, in their order."""
+    """All numbers of a text, in order."""
     return [float(found.replace(",", "").replace("\u2212", "-")) for found in _NUMBER.findall(text)]
 
 
 def words(text: str) -> list[str]:
-    """Without case and punctuation."""
+    """The words of a text, without case and punctuation."""
     return _WORD.findall(text.casefold())
 
 
 def find_json(text: str, kind: type[Json]) -> Json | None:
-    """The first object (`dict`) or array (`list`) that a text holds, whatever stands around it."""
+    """The first object (`dict`) or array (`list`) in a text, with any text around it."""
     decoder = json.JSONDecoder()
     for start in (place.start() for place in re.finditer(r"[{\[]", text)):
         try:
@@ -44,7 +44,7 @@ def find_json(text: str, kind: type[Json]) -> Json | None:
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Whether JSON says what was expected: an object may have more keys, 7 may be "7", and case does not matter."""
+    """Whether JSON is as expected: an object may have more keys, 7 may be "7", and case does not matter."""
     match expected, found:
         case dict(), dict():
             return all(key in found and same(value, found[key]) for key, value in expected.items())
@@ -58,16 +58,16 @@ def same(expected: Any, found: Any) -> bool:
 
 
 def ends_with_number(expected: float) -> Checker:
-    """The text's last number is this one: where a worked answer ends."""
+    """The text's last number is this one: worked answers end with their result."""
     return lambda text: numbers(text)[-1:] == [float(expected)]
 
 
 def contains(expected: str | float) -> Checker:
-    """The text has these words, one behind the other, or a number of this value."""
+    """The text contains these words in a row, or a number of this value."""
     wanted, value = words(str(expected)), _as_number(str(expected))
     if value is not None:
         return lambda text: value in numbers(text)
-    if not wanted:  # nothing but signs
+    if not wanted:  # nothing but punctuation
         return lambda text: str(expected).strip() in text
     return lambda text: f" {' '.join(wanted)} " in f" {' '.join(words(text))} "
 
@@ -77,8 +77,8 @@ def contains_all(expected: Items[str | float]) -> Checker:
 
 
 def sentences_of(rule: Mapping[str, int]) -> Checker:
-    """So many sentences (`count`), each of so many words (`words`). A sentence ends with its mark or its line; a text
-    cut off within one does not pass."""
+    """The text has `count` sentences of `words` words each. A sentence ends with a punctuation mark or a line break; a
+    text that is cut off within a sentence does not pass."""
 
     def check(text: str) -> bool:
         parts = _SENTENCE_END.split(_LIST_MARK.sub("", text))
@@ -89,7 +89,7 @@ def sentences_of(rule: Mapping[str, int]) -> Checker:
 
 
 def holds_json(expected: dict[str, Any] | list[Any]) -> Checker:
-    """The text holds JSON of this kind, and the first says what was expected."""
+    """The first JSON of this kind in the text is as expected."""
     if isinstance(expected, dict):
         return lambda text: same(expected, find_json(text, dict))
     return lambda text: same(expected, find_json(text, list))
@@ -112,13 +112,13 @@ def defines(names: Items[str]) -> Checker:
 
 
 def repeats(rule: Mapping[str, Any]) -> Checker:
-    """So many lines (`times`) say the phrase (`phrase`) and nothing else."""
+    """`times` lines consist of the phrase (`phrase`) and nothing else."""
     phrase = words(rule["phrase"])
     return lambda text: sum(words(line) == phrase for line in _LIST_MARK.sub("", text).splitlines()) == rule["times"]
 
 
 def counts(rule: Mapping[str, int]) -> Checker:
-    """All whole numbers `from` one `to` the other stand in a row, and the text does not count on."""
+    """The text counts through all whole numbers from `from` to `to`, and not beyond."""
     step = 1 if rule["from"] <= rule["to"] else -1
     run = [float(number) for number in range(rule["from"], rule["to"] + step, step)]
 
@@ -143,7 +143,7 @@ CHECKERS: dict[str, Callable[[Any], Checker]] = {
     "repeats": repeats,
     "counts": counts,
 }
-"""By the names that the suites' files know them by."""
+"""Checkers by their names in the suites' files."""
 
 
 def _as_number(text: str) -> float | None:

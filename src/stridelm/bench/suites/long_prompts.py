@@ -1,4 +1,4 @@
-"""The suite `long`: the log of a shop that does not exist, as long as is asked for, and a question about one line."""
+"""The suite `long`: the log of a fictitious shop, of any length, and a question about one line of it."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -14,8 +14,8 @@ LONG_SIZES = (2000, 4000, 7600)
 """Tokens of a prompt. The last is for a context of 8192, which must hold the chat template and the answer, too."""
 _SUITE = SUITES["long"]
 _SEED = 8
-_LEAST_TOKENS = 8
-"""Of a line, in any vocabulary."""
+_MIN_LINE_TOKENS = 8
+"""Minimum number of tokens of a line, in any vocabulary."""
 _NAMES = (
     "Mara Lind",
     "Ivo Brandt",
@@ -32,13 +32,13 @@ _STATES = ("packed", "shipped", "delivered", "returned", "delayed")
 
 
 def long_questions(encode: Callable[[str], Items[int]], sizes: Iterable[int] = LONG_SIZES) -> list[Question]:
-    """One question per size, whose text has at most so many tokens, and less than a line fewer. `encode` is that of
-    the tokenizer: the chat template is not counted."""
+    """One question per size, whose text has at most `size` tokens: as many lines as fit. `encode` is the tokenizer's:
+    the chat template is not counted."""
     return [_question(encode, size) for size in sizes]
 
 
 def _question(encode: Callable[[str], Items[int]], size: int) -> Question:
-    records = _records(size // _LEAST_TOKENS)
+    records = _records(size // _MIN_LINE_TOKENS)
     fitting = bisect_right(range(1, len(records) + 1), size, key=lambda count: len(encode(_prompt(records[:count]))))
     if not fitting:
         raise InputError(
@@ -57,7 +57,7 @@ def _question(encode: Callable[[str], Items[int]], size: int) -> Question:
 
 
 def _prompt(records: list[dict[str, str]]) -> str:
-    # The line asked for stands in the middle, where it is hardest to find.
+    # The line in question is in the middle, where it is hardest to find.
     asked = records[len(records) // 2]
     return (
         "This is the log of a shop, one order a line.\n\n"
@@ -75,11 +75,11 @@ def _line(record: dict[str, str]) -> str:
 
 
 def _records(count: int) -> list[dict[str, str]]:
-    """The same ones every time, and the first of many are those of few."""
+    """The same records every time; a shorter list is the beginning of a longer one."""
     random = Random(_SEED)
 
     def one_of(items: Items[str]) -> str:
-        # Of Random's methods only this one draws the same in every version of Python.
+        # Of Random's methods only `random` gives the same draws in every version of Python.
         return items[int(random.random() * len(items))]
 
     records: list[dict[str, str]] = []

@@ -1,8 +1,8 @@
-"""The suites of `stridelm bench`: which there are, and their questions.
+"""The suites of `stridelm bench` and their questions.
 
-Most stand in `prompts/NAME.jsonl`, one question a line: its name, the prompt, and where there is a rule for right
-answers, the checkers (`checkers.CHECKERS`) that all must hold. `agent` asks as answers come in (see agent.py), and
-`long` is made for a tokenizer (see long_prompts.py).
+Most questions are in `prompts/NAME.jsonl`, one per line: its name, the prompt and, if there is a rule for right
+answers, the checkers (`checkers.CHECKERS`), all of which must pass. The questions of `agent` depend on the answers (see
+agent.py), and those of `long` on the tokenizer (see long_prompts.py).
 """
 
 import json
@@ -26,11 +26,11 @@ class Suite:
     name: str
     description: str
     max_tokens: int
-    """Of every answer."""
+    """Maximum number of tokens of every answer."""
     system: str = ""
-    """What every question of it begins with."""
+    """The system message of every question."""
     is_fixed: bool = True
-    """Whether `questions` has its questions; those of others are made while the bench runs."""
+    """Whether `questions` returns its questions; those of other suites are made while the bench runs."""
 
 
 SUITES: dict[str, Suite] = {
@@ -73,8 +73,8 @@ def questions(name: str, limit: int | None = None) -> list[Question]:
 
 
 def own_questions(file: Path, max_tokens: int) -> list[Question]:
-    """A user's prompts. They are named by their category and their place in it; a line's answer makes a checker: the
-    text must contain it."""
+    """A user's prompts. They are named by their category and their number in it. If a line has an answer, the checker
+    requires the text to contain it."""
     seen: Counter[str] = Counter()
     found: list[Question] = []
     for line in read_prompts(file):

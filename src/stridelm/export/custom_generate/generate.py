@@ -11,8 +11,8 @@ what comes after the token that the row before them will give. Masks hang where 
                         2nd m                      x  x  x  x  x
                         2nd n                      x                 x  x
 
-A row sees its ancestors and nothing else, and a gated adapter touches mask rows only. So what a real row says is what
-the model says, and every token is drawn from that, in order, as plain decoding draws it; drafts decide only how many of
+A row sees its ancestors and nothing else, and a gated adapter applies to mask rows only. So the logits of a real row
+are the model's own, and every token is drawn from them, in order, as in plain decoding; drafts decide only how many of
 these draws one forward serves.
 
 Shape letters: R real rows, M mask rows, D depths of a chain, C model width, V vocabulary, S state of the head,
@@ -36,33 +36,34 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-# Where a forward over ten rows costs twice that over one, as on a CPU, more of either would not pay; on a GPU it would
-# bring little.
+# If a forward over ten rows costs twice as much as one over a single row, as on a CPU, more masks or drafts would not
+# pay; on a GPU they would gain little.
 MASKS = 3
-"""The longest chain of masks that is run, and so the most drafts of a step."""
+"""Maximum number of masks in a chain, and so of drafts per step."""
 WORTH_A_DRAFT = 0.05
-"""A draft is run if it is accepted with this probability, as far as the masks themselves can tell; they are modest."""
+"""A draft is run if its estimated probability of acceptance is at least this. The masks' estimates are too low rather
+than too high."""
 WORTH_MASKS = 0.12
-"""Masks hang off a row if the accepted path ends there with this probability."""
+"""Masks hang off a row if the probability that the accepted path ends there is at least this."""
 CANDIDATES = 64
-"""The likeliest tokens of a mask row, among which the sequential head chooses."""
+"""Number of likeliest tokens of a mask row among which the sequential head chooses."""
 
 
 def generate(
     inputs: Any = None, *, model: Any, streamer: Any = None, assistant_model: Any = None, **options: Any
 ) -> Any:
-    """What `model.generate` returns, and takes, but for what is refused by name."""
+    """Takes and returns what `model.generate` does; options that are not supported raise a ValueError."""
     if assistant_model is not None:
         raise ValueError("assistant_model: this model drafts for itself; leave it or custom_generate out")
     options = _with_stop_strings(model, **options)
-    # A copy: what it knows of a forward in flight is this call's own.
+    # A copy: its state of the current forward belongs to this call alone.
     decoder = partial(_decode, drafter=copy(_drafter(model)), own_streamer=streamer)
     return type(model).generate(model, inputs, streamer=streamer, custom_generate=decoder, **options)
 
 
 def _with_stop_strings(model: Any, *, tokenizer: Any = None, **options: Any) -> dict[str, Any]:
-    """The options, with stop strings as a criterion: transformers does not hand the tokenizer, which they need, on to a
-    decoder that is not its own."""
+    """The options, with stop strings turned into a stopping criterion: these need the tokenizer, which transformers
+    does not pass on to a custom decoder."""
     configs = (options.get("generation_config"), model.generation_config)
     named = [config.stop_strings for config in configs if config is not None and config.stop_strings is not None]
     stop_strings = options["stop_strings"] if "stop_strings" in options else next(iter(named), None)
@@ -92,7 +93,7 @@ def _decode(
     drafts: list[tuple[int, float]] = []
     with drafter.attached(model):
         while not text.is_finished:
-            # Drafts behind the last token that may still be written would be for nothing.
+            # Drafts beyond the maximum length would be useless.
             block = _plan(drafts[: generation_config.max_length - text.length - 1])
             logits_RV = drafter.forward(model, cache, [text.newest, *block.drafts], block.anchors)
             accepted = 0
@@ -108,7 +109,7 @@ def _decode(
 
 
 class _Text:
-    """The text so far; draws its next token, and knows when it ends."""
+    """The text so far: draws its next token, and checks whether it has ended."""
 
     def __init__(self, ids: torch.Tensor, processor: Any, criteria: Any, config: Any, streamer: Any) -> None:
         self.ids, self.processor, self.criteria, self.config, self.streamer = ids, processor, criteria, config, streamer
@@ -122,7 +123,7 @@ class _Text:
         return self.ids.shape[1]
 
     def draw(self, logits_1V: torch.Tensor) -> None:
-        """As transformers' own decoding does: one draw a token, so the same seed gives the same text."""
+        """Draw as transformers' own decoding does: one draw per token, so the same seed gives the same text."""
         logits_1V = logits_1V.to(copy=True, dtype=torch.float32, device=self.ids.device)
         scores_1V = self.processor(self.ids, logits_1V)
         if self.scores is not None:
@@ -149,7 +150,7 @@ class _Text:
 
 
 class _Block:
-    """The drafts of a step, a chain behind the newest token, and the rows that masks hang off, counted from it."""
+    """The drafts of a step, a chain after the newest token, and the rows that masks hang off (0: the newest token)."""
 
     def __init__(self, drafts: list[int], anchors: list[int]) -> None:
         self.drafts, self.anchors = drafts, anchors
@@ -159,7 +160,8 @@ class _Block:
 
 
 def _plan(drafts: list[tuple[int, float]]) -> _Block:
-    """`drafts`: each token, and with which probability it is right if those before it are."""
+    """Choose the drafts to run and where masks hang. `drafts`: each token with the probability that it is right if all
+    before it are."""
     tokens: list[int] = []
     reached = [1.0]
     for token, probability in drafts:
@@ -173,7 +175,7 @@ def _plan(drafts: list[tuple[int, float]]) -> _Block:
 
 
 class _Drafter:
-    """What makes drafts of a model: embeddings for its masks, and with a gated adapter low-rank parts for the mask rows
+    """Drafts for a model: holds the embeddings of its masks and, with a gated adapter, low-rank parts for the mask rows
     and a sequential head, which reads the tokens that the masks could not see."""
 
     def __init__(self, model: Any, mask_embedding_DC: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
@@ -191,7 +193,7 @@ class _Drafter:
             if name.startswith(prefix)
         }
         self.first_mask = 0
-        """Of the forward in flight: the rows from this one on are masks."""
+        """In the current forward, the rows from this one on are masks."""
         self.hidden_MC = self.mask_embedding_DC[:0]
         """The final hidden states of its mask rows."""
 
@@ -200,8 +202,8 @@ class _Drafter:
 
     @contextmanager
     def attached(self, model: Any) -> Iterator[None]:
-        """While this is open, mask rows pass through the low-rank parts in forwards of our own; others, of another
-        thread or of whoever is asked between our steps, do not."""
+        """Inside this context the low-rank parts apply to the mask rows of our own forwards. Other forwards of the
+        model, by another thread or by code that runs between our steps, are not changed."""
 
         def adapt(down: torch.Tensor, up: torch.Tensor, _: Any, inputs: Any, output: torch.Tensor) -> None:
             if _RUNNING.get() is not self:
@@ -223,7 +225,7 @@ class _Drafter:
                 hook.remove()
 
     def forward(self, model: Any, cache: Any, real: list[int], anchors: list[int]) -> torch.Tensor:
-        """Run the real rows, a chain, and a chain of masks off each anchor; the logits of the real rows."""
+        """Run the real rows, a chain, and a chain of masks off each anchor; returns the logits of the real rows."""
         rows, masks, past = len(real), self.masks, cache.get_seq_length()
         embedded_RC = model.get_input_embeddings()(torch.tensor(real, device=model.device))
         embedded = torch.cat([embedded_RC, *[self.mask_embedding_DC] * len(anchors)])
@@ -251,7 +253,7 @@ class _Drafter:
             _RUNNING.reset(before)
 
     def propose(self, model: Any, chain: int, newest: int) -> list[tuple[int, float]]:
-        """Drafts from a chain of masks of the last forward, for what follows the newest token; each with the
+        """Drafts for what follows the newest token, from one chain of masks of the last forward; each with the
         probability that the masks give it."""
         output, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         hidden_DC = self.hidden_MC[chain * self.masks : (chain + 1) * self.masks].to(output.weight.device)
@@ -282,9 +284,9 @@ class _Drafter:
 
 
 _RUNNING: ContextVar[_Drafter | None] = ContextVar("_RUNNING", default=None)
-"""Whose forward this thread is in."""
+"""The drafter whose forward is running in this thread, if any."""
 _DRAFTERS: WeakKeyDictionary[Any, _Drafter] = WeakKeyDictionary()
-"""Read once per model, and forgotten with it."""
+"""One per model, read at first use and dropped together with the model."""
 
 
 def _drafter(model: Any) -> _Drafter:
@@ -321,7 +323,7 @@ def _read_drafter(model: Any) -> _Drafter:
 
 
 def _refuse(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
-    """What cannot be done here, by name and with what to do instead."""
+    """Raise a ValueError for anything unsupported, which names it and says what to do instead."""
     mode, attention = config.get_generation_mode().value, model.config._attn_implementation
     cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
     layers = {type(layer).__name__ for layer in getattr(cache, "layers", ()) if type(layer) is not DynamicLayer}

@@ -1,2 +1,2 @@
-"""The plugin that lets vLLM draft with a gated adapter. vLLM finds it by its entry point; nothing here is imported
-where vLLM is not (docs/engines.md)."""
+"""The plugin that lets vLLM draft with a gated adapter. vLLM finds it by its entry point; without vLLM, its parts that
+need vLLM are never imported (docs/engines.md)."""

@@ -1,4 +1,4 @@
-"""What the gated drafter refuses in vLLM, told before anything runs."""
+"""What the gated drafter does not support in vLLM, refused before anything runs."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,14 @@ from stridelm.models.fingerprint import fingerprint_of
 from stridelm.params import InputError
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-"""Whose layers are known to be laid out as the adapter expects, and whose output is one matrix product."""
+"""Architectures whose layers are known to be named as the adapter expects, and whose output is one matrix product."""
 _ONE_CARD = "it runs on one card; for more of them export an ungated conversion, which stock vLLM can spread"
 _LEAVE_OUT = "leave it out"
 
 
 def check_settings(vllm_config: Any, drafts: int) -> None:
-    """Refuse the settings that were never tried, before the drafter is loaded. `vllm_config` is the drafter's own, in
-    which some settings of the target are not; `drafts`: as many as were trained."""
+    """Refuse untested settings before the drafter is loaded. `vllm_config` is the drafter's own, which lacks some
+    settings of the target; `drafts`: the number of drafts that it was trained for."""
     speculative = vllm_config.speculative_config
     parallel = speculative.target_parallel_config
     wanted = speculative.num_speculative_tokens

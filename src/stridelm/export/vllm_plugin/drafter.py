@@ -1,8 +1,9 @@
-"""The drafter: a gated adapter at work on the target's weights.
+"""The drafter: a gated adapter applied to the target's weights.
 
-vLLM loads it as it loads any draft model. It holds the adapter's tensors, and once it is attached to a target, a twin
-of that (twin.py). A draft pass runs a chain of rows for each request: the token that was just sampled, then masks. The
-first row is the target's own and so foretells what the target will say next; the masks foretell what follows.
+vLLM loads it like any draft model. It holds the adapter's tensors and, once it is attached to a target, a copy of the
+target that shares its weights (twin.py). A draft pass runs a chain of rows for each request: the token that was just
+sampled, then masks. The first row is the target's own and predicts what the target will say next; the masks predict
+what follows.
 
 Shape letters: X chains, K rows of a chain, D mask rows of a chain, C model width, N candidates, V vocabulary.
 """
@@ -23,7 +24,7 @@ from stridelm.sampling import DRAFT_CANDIDATES
 
 
 class GatedDrafter(nn.Module):
-    """Keeps vLLM's interface of a text model, as far as a draft model is asked for it."""
+    """Implements the part of vLLM's interface of a text model that is used for a draft model."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class GatedDrafter(nn.Module):
         self.chains = Chains()
 
     def load_weights(self, weights: Any) -> set[str]:
-        """Nothing: the adapter's own reader, which checks it, has read them."""
+        """Does nothing: `load_adapter`, which also checks the adapter, has read the weights."""
         return set()
 
     def attach(self, target: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -50,7 +51,7 @@ class GatedDrafter(nn.Module):
 
     @property
     def attention_layers(self) -> set[str]:
-        """By the names that the target's have, whose caches are written and read."""
+        """The names of the target's attention layers, whose caches are read and written."""
         target, _ = self.shared
         return {module.layer_name for module in target.modules() if hasattr(module, "get_kv_cache_spec")}
 
@@ -59,7 +60,7 @@ class GatedDrafter(nn.Module):
         return target.embed_input_ids(input_ids)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """One pass over chains: `input_ids` has the first token of each, `positions` those of all rows."""
+        """One pass over chains: `input_ids` has the first token of each chain, `positions` those of all rows."""
         _, twin = self.shared
         length = len(positions) // len(input_ids)
         embedded_XKC = self.mask_embedding_DC.new_empty(len(input_ids), length, self.mask_embedding_DC.shape[-1])
@@ -74,7 +75,7 @@ class GatedDrafter(nn.Module):
         return target.compute_logits(hidden_states)
 
     def choose(self, hidden_XKC: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of every row, each in the light of those before it in its chain."""
+        """The likeliest token of every row, given the tokens chosen before it in its chain."""
         chains, length, width = hidden_XKC.shape
         logits_XKV = self.compute_logits(hidden_XKC.reshape(-1, width)).view(chains, length, -1)
         if self.sequential_head is None:
@@ -95,8 +96,8 @@ class GatedDrafter(nn.Module):
 def gated_products(
     adapter: Adapter, target: Any, chains: Chains, device: torch.device, dtype: torch.dtype
 ) -> dict[str, nn.Module]:
-    """The target's layers that the adapter changes, by their paths below `target.model`. vLLM has some layers of a
-    checkpoint side by side in one product, and says which."""
+    """The target's layers that the adapter changes, by their paths below `target.model`. vLLM fuses some layers of a
+    checkpoint into one product, and `packed_modules_mapping` says which."""
     packed: dict[str, list[str]] = target.packed_modules_mapping
     holders = {name: (holder, names.index(name)) for holder, names in packed.items() for name in names}
     parts: dict[str, list[LowRank]] = {}

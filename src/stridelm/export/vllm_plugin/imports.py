@@ -1,6 +1,6 @@
-"""All that the plugin takes from vLLM, in one place: what to look at when another version of vLLM comes out.
+"""Everything that the plugin imports from vLLM, in one place: check this file when a new version of vLLM comes out.
 
-vLLM lives in an environment of its own, where the type checker does not see it: its names are anything to us.
+vLLM is installed in a separate environment, which the type checker does not see: all its names are typed `Any`.
 """
 
 from importlib import import_module

@@ -1,8 +1,9 @@
-"""What vLLM calls, by the entry point `vllm.general_plugins`, in every process that it starts.
+"""The plugin's entry point, `vllm.general_plugins`, which vLLM calls in every process that it starts.
 
-It makes one architecture known, the one that `stridelm export --to vllm` names in a drafter's config.json, and lets the
-model runner ask us which proposer a draft model gets: vLLM's own unless it is ours. In a vLLM that this plugin does not
-know, or where it fails, the architecture is known, too, and says so when it is asked for; other models run as ever.
+It registers one architecture, the one that `stridelm export --to vllm` writes into a drafter's config.json, and lets us
+choose which proposer the model runner makes for a draft model: ours for our drafters, vLLM's own for all others. In a
+version of vLLM that the plugin does not support, or if it fails to load, the architecture is registered as well, but
+loading it raises an error that says why; other models run as without the plugin.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +33,7 @@ def _drafter() -> type[nn.Module]:
     try:
         from stridelm.export.vllm_plugin.drafter import GatedDrafter
         from stridelm.export.vllm_plugin.proposer import install
-    except Exception as error:  # whatever it is, vLLM calls us for models that are none of our business
+    except Exception as error:  # any error: vLLM loads the plugin for other models, too, which must keep working
         return refusal(
             f"StrideLM's plugin cannot be loaded in this vLLM ({type(error).__name__}: {error}): see that StrideLM and "
             "what it needs are installed, or serve without --speculative-config"
@@ -42,7 +43,7 @@ def _drafter() -> type[nn.Module]:
 
 
 def vllm_version() -> str:
-    """Of the package that is installed; builds for a CPU go by another name."""
+    """The version of the installed package; CPU builds have another package name."""
     for name in _DISTRIBUTIONS:
         try:
             return version(name)
@@ -56,7 +57,7 @@ def is_supported(found: str) -> bool:
 
 
 def refusal(reason: str) -> type[nn.Module]:
-    """A model of that architecture that only says why it cannot be had."""
+    """A model class for the architecture that raises an error with this reason when it is loaded."""
 
     class Refused(nn.Module):
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:

@@ -1,8 +1,8 @@
 """Draft passes in vLLM's V1 model runner: rows, positions and cache slots of the chains, one per request.
 
-vLLM's own parallel drafting runs a draft model over all tokens of the step again, because that has a cache of its own,
-and then over [sampled token, masks]. A gated drafter reads the target's cache, where these tokens are already: only the
-chain is run. What its rows write there lies behind the text and is written over by the next step.
+vLLM's own parallel drafting runs a draft model, which has its own cache, over all tokens of the step again and then
+over [sampled token, masks]. A gated drafter reads the target's cache, which already holds these tokens, so it only runs
+the chain. The keys and values that its rows write there lie after the text, and the next step overwrites them.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ NOWHERE = -1
 
 
 class ChosenProposer(DraftModelProposer):
-    """What the model runner makes where `method` is `draft_model`: ours for our drafters, vLLM's own for all others."""
+    """What the model runner makes if `method` is `draft_model`: ours for our drafters, vLLM's own for all others."""
 
     def __new__(cls, vllm_config: Any, **_: Any) -> Any:
         drafts = vllm_config.speculative_config.draft_model_config
@@ -45,8 +45,8 @@ class GatedProposer(ChosenProposer):
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, *, is_graph_capturing: bool = False, **options: Any) -> None:
-        """A draft pass has fewer rows than the target's largest and is not captured as a graph. But all of its rows
-        have logits: for these memory must be left."""
+        """Run by vLLM to measure memory. A draft pass has fewer rows than the target's largest and is not captured as a
+        graph. But all of its rows have logits, so memory must be left for these."""
         if not is_graph_capturing and num_tokens == self.max_num_tokens:
             rows = self.max_batch_size * self.num_speculative_tokens
             self.model.compute_logits(torch.zeros(rows, self.hidden_size, dtype=self.dtype, device=self.device))
@@ -66,8 +66,9 @@ class GatedProposer(ChosenProposer):
         num_rejected_tokens_gpu: torch.Tensor | None = None,
         slot_mappings: Any = None,
     ) -> torch.Tensor:
-        """Chains x rows tokens. They are the likeliest ones, whatever the request's temperature: vLLM's rejection
-        sampler then takes a draft with the probability that the target gives it, which changes no distribution."""
+        """Returns [chains, rows] tokens. They are the likeliest ones at any temperature of the request: vLLM's
+        rejection sampler then accepts a draft with the probability that the target gives it, which keeps the
+        distribution."""
         metadata, chains, length = common_attn_metadata, len(next_token_ids), num_speculative_tokens
         if length == 0:
             return next_token_ids.new_empty(chains, 0)
@@ -112,5 +113,5 @@ def _raised(lengths: torch.Tensor | None, by: int) -> torch.Tensor | None:
 
 
 def install() -> None:
-    """Let the model runner ask us which proposer it is to be. It asks by this name, in its own module."""
+    """Let the model runner make a ChosenProposer: it looks this name up in its own module."""
     gpu_model_runner.DraftModelProposer = ChosenProposer

@@ -1,9 +1,9 @@
-"""What must be mended in vLLM for drafts to be lossless under sampling.
+"""Bug fixes in vLLM without which drafts are not lossless under sampling.
 
-vLLM 0.32 on a CPU, without Triton, spreads the requests' temperatures, top-k and top-p over the drafted rows by a
-routine that rounds them to whole numbers and then writes them into a copy: the rows are sampled with whatever lay in
-memory. Greedy decoding does not pass there. vLLM lets platforms replace its routines, and so do we. And where a step
-has nothing to verify, as the last one of an answer may, top-k asks for the largest of no numbers.
+vLLM 0.32 on a CPU, without Triton, expands the requests' temperatures, top-k and top-p to the drafted rows with a
+routine that rounds them to integers and then writes them into a copy: the rows are sampled with uninitialised values.
+Greedy decoding does not use it. vLLM lets platforms replace its routines, and so do we. The second bug: if a step has
+nothing to verify, which may happen in the last step of an answer, top-k takes the maximum of an empty tensor.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def expand(
     replace_to: float,
     *_: Any,
 ) -> None:
-    """Every request's value once for each of its rows; `ends`: how many rows there are up to and with each request."""
+    """Repeat every request's value for each of its rows; `ends`: number of rows up to and including each request."""
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     output.copy_(replaced.repeat_interleave(counts))

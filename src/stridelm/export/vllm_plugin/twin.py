@@ -1,8 +1,8 @@
-"""A second way through the target's own weights: the same modules, but some linear layers have a low-rank part.
+"""A copy of the target that shares its weights ("twin"), in which some linear layers have a low-rank part.
 
-The target is not touched. Of the modules that lie above a gated layer there are shallow copies; all others, with their
-weights and with the attention layers and their caches, are the target's. So weights and KV are held once, and what the
-target computes cannot be changed by what hangs on the twin.
+The target itself is not changed. Modules that contain a gated layer are copied shallowly; all others, including the
+weights and the attention layers with their caches, are the target's. So weights and KV are held once, and changes to
+the twin's layers cannot affect what the target computes.
 
 Shape letters: X chains of a draft pass, K rows of a chain (the first is a real token, the others are masks), I inputs
 and O outputs of a layer, R rank.
@@ -19,14 +19,14 @@ from torch import nn
 
 @dataclass(slots=True)
 class Chains:
-    """The pass in flight: how many rows each of its chains has. One object is shared by all layers of a twin."""
+    """How many rows each chain of the current pass has. One object is shared by all layers of a twin."""
 
     length: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to some columns of a product."""
+    """A low-rank part, added to the columns `first` to `last` of a product."""
 
     first: int
     last: int
@@ -35,13 +35,13 @@ class LowRank:
 
 
 class GatedProduct(nn.Module):
-    """A linear layer of vLLM's, with low-rank parts for the mask rows of a pass."""
+    """A linear layer of vLLM with low-rank parts for the mask rows of a pass."""
 
     def __init__(self, base: nn.Module, parts: list[LowRank], chains: Chains) -> None:
         super().__init__()
         self.base = base
         self.chains = chains
-        # The parts read the same input, so that their first factors are one product.
+        # The parts read the same input, so their first factors are computed in one product.
         self.down_IR = torch.cat([part.down_RI for part in parts]).t().contiguous()
         self.ups = [(part.first, part.last, part.up_OR.t().contiguous()) for part in parts]
 
@@ -58,7 +58,7 @@ class GatedProduct(nn.Module):
 
 
 def twin_of(module: nn.Module, gated: Mapping[str, nn.Module], path: str = "") -> nn.Module:
-    """The module with those children, named by their paths, in the place of its own."""
+    """A shallow copy of the module, with the submodules at the paths in `gated` replaced."""
     if path in gated:
         return gated[path]
     below = f"{path}." if path else ""
@@ -68,6 +68,6 @@ def twin_of(module: nn.Module, gated: Mapping[str, nn.Module], path: str = "") -
     children = {name: twin_of(child, gated, f"{below}{name}") for name, child in module.named_children()}
     copied.__dict__["_modules"] = children
     if hasattr(copied, "do_not_compile"):
-        # What was compiled is the target; a copy of it would run the target's graph.
+        # The target was compiled: a compiled copy would run the target's graph.
         copied.do_not_compile = True
     return copied
