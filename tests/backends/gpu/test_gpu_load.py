@@ -25,7 +25,7 @@ def load_tiny_model(
 ) -> Callable[..., LanguageModel]:
     """Kernels run in the interpreter here, which counts as a GPU: transformers' layers stay as they are."""
     monkeypatch.setattr("stridelm.backends.torch.checkpoint.best_storage", lambda device, dtype: None)
-    monkeypatch.setattr("stridelm.backends.common.gpu_families.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.gpu.load.has_kernels", lambda device: True)
     monkeypatch.setattr("stridelm.backends.common.step_seconds._TRIALS", 1)
 
     def get(family: str, masks: int = 0) -> LanguageModel:
@@ -66,7 +66,7 @@ def test_halves_are_taken_where_they_are_exact(
     folder, settings = str(tiny_folder(family)), LoadSettings(device="cpu")
     assert load_checkpoint(folder, settings).network.dtype == torch.float32
     monkeypatch.setattr("stridelm.backends.torch.checkpoint.best_storage", lambda device, dtype: None)
-    monkeypatch.setattr("stridelm.backends.common.gpu_families.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.has_kernels", lambda device: True)
     assert load_checkpoint(folder, settings).network.dtype == dtype
     assert load_checkpoint(folder, settings, trainable=True).network.dtype == torch.float32
 
@@ -75,7 +75,7 @@ def test_halves_that_would_not_be_exact_are_left(
     load_tiny_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Taken for the kernels' sake; when these fail, torch runs the model in float32."""
-    monkeypatch.setattr("stridelm.backends.common.gpu_families.has_kernels", lambda device: True)
+    monkeypatch.setattr("stridelm.backends.torch.checkpoint.has_kernels", lambda device: True)
     monkeypatch.setattr("stridelm.backends.gpu.load.distance", lambda expected, actual: 1.0)
     model = load_tiny_model("llama")
     assert isinstance(model.engine.forward, TorchForward)
