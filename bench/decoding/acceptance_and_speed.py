@@ -12,8 +12,6 @@ process. Predicted is what theory and the measured times of forwards say; measur
 token to the last.
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -40,7 +38,8 @@ from stridelm.settings import DEFAULT_MODEL
 from stridelm.types import Block, Commit, DraftTree, Output, Rows, Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import PROMPTS, machine, summary
+from bench.cpu.plain import PROMPTS
+from bench.measured import compare, machine, summary
 
 K = 5
 PUBLISHED = {0.9: 2.8, 0.8: 2.3, 0.7: 1.9, 0.6: 1.5}
@@ -144,19 +143,6 @@ class Subject:
         return Run(sequence.output, seconds, strides, medians)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per answer")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all prompts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
-    options = parser.parse_args()
-    figures = measure(options.tokens, options.rounds, options.threads)
-    print(table(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
     """One prompt, once by every subject."""
@@ -254,4 +240,4 @@ def table(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, measure, table)

@@ -52,7 +52,7 @@ def run(subject: str, prompt: int, number: int, seconds: float, *, category: str
 
 
 def test_the_default_prompts_have_four_of_every_category() -> None:
-    categories = [line.category for line in cpu.read_questions(cpu.PROMPTS)]
+    categories = [line.category for line in cpu.read_questions(cpu.PROMPTS / "cpu.jsonl")]
     assert set(categories) >= {"maths", "general", "code", "editing", "summary"}
     assert min(categories.count(each) for each in categories) >= 4
 

@@ -360,7 +360,7 @@ def test_acceptance_counts_drafts_whose_parents_stood() -> None:
 
 @pytest.mark.parametrize(("one", "other", "same"), [((), (1,), 0), ((1, 2), (1, 2), 2), ((1, 2, 3), (1, 5, 3), 1)])
 def test_tokens_are_the_same_up_to_the_first_that_differs(one: Any, other: Any, same: int) -> None:
-    assert gpu_answers.common(one, other) == same
+    assert gpu_users.common(one, other) == same
 
 
 def test_a_summary_leaves_out_a_tenth_at_either_end() -> None:
