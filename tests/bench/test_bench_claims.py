@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench import claims_tables, measured
-from bench.claims_tables import HOLDS, NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim, percent, verdict
+from bench.claims_tables import NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim
 
 ROOT = Path(__file__).parent.parent.parent
 CLAIMS = (*PUBLISHED, *OWN)
@@ -52,8 +52,3 @@ def test_another_figure_gives_another_verdict(
 
     monkeypatch.setattr(claims_tables, "read", read)
     assert getattr(claims_tables, name)()[1] == expected
-
-
-def test_words() -> None:
-    assert [verdict(True, True), verdict(True, False), verdict(False)] == [HOLDS, PARTLY, NOT]
-    assert percent(0.041, 1) == "4.1 %"
