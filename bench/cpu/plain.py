@@ -20,7 +20,7 @@ from stridelm import LoadSettings, SamplingParams, load
 from stridelm.models.builtin import ensure_builtin
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.measured import compare, machine, summary
+from bench.measured import compare, machine, spread, summary
 
 PROMPTS = {
     "general": (
@@ -104,12 +104,8 @@ def table(figures: dict[str, Any]) -> str:
     lines = ["| prompts | subject | tokens/s | against transformers | tokens per forward |", "|---|---|---|---|---|"]
     for kind, figure in figures["kinds"].items():
         for name in SUBJECTS:
-            speed, ratio = figure[name]["tokens_per_s"], figure[name]["speed_up"]
-            lines.append(
-                f"| {kind} | {name} | {speed['median']:.1f} ({speed['low']:.1f} to {speed['high']:.1f}) | "
-                f"{ratio['median']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f}) | "
-                f"{figure[name]['tokens_per_forward']:.2f} |"
-            )
+            speed, ratio = spread(figure[name]["tokens_per_s"], 1), spread(figure[name]["speed_up"], unit="x")
+            lines.append(f"| {kind} | {name} | {speed} | {ratio} | {figure[name]['tokens_per_forward']:.2f} |")
     where, kinds = figures["machine"], figures["kinds"].values()
     runs, identical = (sum(kind[name] for kind in kinds) for name in ("runs", "identical"))
     lines.append(

@@ -39,7 +39,7 @@ from stridelm.types import Block, Commit, DraftTree, Output, Rows, Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.cpu.plain import PROMPTS
-from bench.measured import compare, machine, summary
+from bench.measured import compare, machine, spread, summary
 
 K = 5
 PUBLISHED = {0.9: 2.8, 0.8: 2.3, 0.7: 1.9, 0.6: 1.5}
@@ -221,17 +221,15 @@ def table(figures: dict[str, Any]) -> str:
     for rate, figure in figures["acceptance"].items():
         made = figure["tokens_per_forward"]
         pairs = [
-            f"{part['predicted']:.2f}x, {part['measured']['median']:.2f}x ({part['measured']['low']:.2f} to "
-            f"{part['measured']['high']:.2f})"
-            for part in (figure[FREE], figure[PAID])
+            f"{part['predicted']:.2f}x, {spread(part['measured'], unit='x')}" for part in (figure[FREE], figure[PAID])
         ]
         lines.append(
             f"| {float(rate):.0%} | {made['theory']:.2f}, {made['measured']:.2f} | {' | '.join(pairs)} | "
             f"{figure['published']['speed_up']}x | {figure['published_theory']:.2f}x |"
         )
     lines.append(
-        f"\nK = {K} drafts a pass. A forward over {K + 1} rows took {ratio['median']:.2f} ({ratio['low']:.2f} to "
-        f"{ratio['high']:.2f}) times one over 1 row; theory takes it for 1. Medians (and spread) of {figures['runs']} "
+        f"\nK = {K} drafts a pass. A forward over {K + 1} rows took {spread(ratio)} "
+        f"times one over 1 row; theory takes it for 1. Medians (and spread) of {figures['runs']} "
         f"interleaved runs of {figures['tokens']} tokens; {figures['identical']} of {figures['compared']} drafted runs "
         f"wrote the tokens of plain decoding. {where['processor']}, {where['threads']} threads, float32, "
         f"torch {where['torch']}, commit {where['commit']}, {where['date']}."
