@@ -63,7 +63,8 @@ def write(file: Path | None, figures: Any) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    asked = ["git", "-C", str(BENCH), "rev-parse", "--short", "HEAD"]  # scripts run from anywhere
+    commit = subprocess.run(asked, capture_output=True, text=True, check=False)
     return {
         "processor": processor_entry("model name") or platform.machine(),
         "threads": threads,
