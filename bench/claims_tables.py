@@ -4,13 +4,12 @@ A claim's own figures are its source's words. Everything else is read from bench
 measurement that is made anew may change it.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from bench.measured import read
+
 HOLDS, PARTLY, NOT = "holds", "in part", "not here"
 VERDICTS = (HOLDS, PARTLY, NOT)
 
@@ -52,10 +51,6 @@ class Claim:
     measure: Callable[[], Finding]
     command: str
     """Measures it anew."""
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
 def verdict(*parts: bool) -> str:

@@ -1,16 +1,13 @@
 """The table of a `stridelm bench` report in docs/performance.md."""
 
-from pathlib import Path
-
+from bench.measured import RESULTS
 from stridelm.bench.measures import measure
 from stridelm.bench.records import Report, read_report
 from stridelm.bench.wording import suites_of, text_verdict
 
-RESULT = Path(__file__).parent / "results" / "bench-quick.json"
-
 
 def quick() -> str:
-    return quick_table(read_report(RESULT))
+    return quick_table(read_report(RESULTS / "bench-quick.json"))
 
 
 def quick_table(report: Report) -> str:

@@ -1,10 +1,9 @@
 """The README's one table: what to expect on which machine, from bench/results/cpu.json and gpu.json."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from bench.measured import read, spread, table
+
 PEERS = {"llama.cpp": "multi_vs_llamacpp", "llama.cpp ngram-cache": "multi_vs_llamacpp_ngram"}
 """llama.cpp's settings that were measured, and the ratio of our `auto` over each."""
 Row = tuple[str, str, str, str, str]
@@ -12,11 +11,9 @@ Row = tuple[str, str, str, str, str]
 
 def expectations() -> str:
     """`auto` over plain decoding and over the peer that people use there, at its best."""
-    cpu, gpu = (json.loads((RESULTS / name).read_text(encoding="utf-8")) for name in ("cpu.json", "gpu.json"))
+    cpu, gpu = (read(name) for name in ("cpu.json", "gpu.json"))
     heads = ("", "one token at a time", "`auto`", "over one at a time", "over the usual peer, at its best setting")
-    rows = [heads, ("---",) * len(heads), _cpu(cpu), _small(gpu), _large(gpu)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{table}\n\n{_notes(cpu, gpu)}"
+    return f"{table(heads, (_cpu(cpu), _small(gpu), _large(gpu)))}\n\n{_notes(cpu, gpu)}"
 
 
 def _cpu(cpu: dict[str, Any]) -> Row:
@@ -25,7 +22,7 @@ def _cpu(cpu: dict[str, Any]) -> Row:
     plain, auto = (figures[f"{way} int16"]["decoding_tokens_per_s"]["median"] for way in ("plain", "multi"))
     return (
         f"CPU, {cpu['machine']['cores']} cores, 4-bit, 135M", f"{plain:.0f} tokens/s", f"{auto:.0f} tokens/s",
-        _ratio(ratios["multi_vs_plain"]), f"{best}, same file: {_ratio(ratios[PEERS[best]])}",
+        spread(ratios["multi_vs_plain"], unit="x"), f"{best}, same file: {spread(ratios[PEERS[best]], unit='x')}",
     )  # fmt: skip
 
 
@@ -54,10 +51,6 @@ def _large(gpu: dict[str, Any]) -> Row:
 
 def _by_group(cells: list[str], groups: dict[str, Any]) -> str:
     return ", ".join(f"{group} {cell}" for group, cell in zip(groups, cells, strict=True))
-
-
-def _ratio(entry: dict[str, Any]) -> str:
-    return f"{entry['median']:.2f}x ({entry['low']:.2f} to {entry['high']:.2f})"
 
 
 def _notes(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ A table stands between two marks, `<!-- name -->` and `<!-- end name -->`; nobod
 """
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from bench.engines.llama_tables import llama_cpp, noise_rows  # noqa: E402
 from bench.engines.vllm_tables import vllm, vllm_check  # noqa: E402
 from bench.frontier.tables import adaptation, frontier  # noqa: E402
 from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
+from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 
-RESULTS = ROOT / "bench" / "results"
 FILES = (
     ROOT / "docs" / "training.md",
     ROOT / "docs" / "decoding.md",
@@ -232,10 +231,6 @@ TABLES = {
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
 }  # fmt: skip
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
 def filled(text: str) -> str:

@@ -5,17 +5,18 @@
 What is printed was measured when the model was packed (model/native/drift.py): on one text of some hundred tokens.
 """
 
-import argparse
-import json
+import sys
 from pathlib import Path
 
 from stridelm import LoadSettings, load
 from stridelm.backends.native.load import NativeTarget
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import script_parser, write
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
+    parser = script_parser(__doc__)
     options = parser.parse_args()
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for name, quantize in (("its own (Q4_1, Q8_0)", None), ("q8", "q8"), ("q4", "q4")):
@@ -23,8 +24,7 @@ def main() -> None:
         assert isinstance(target, NativeTarget)
         figures[name] = target.packed.notes["drift"]
         print(name, figures[name])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 if __name__ == "__main__":

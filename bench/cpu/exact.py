@@ -6,8 +6,6 @@ Every prompt is answered plainly and by `auto`, greedy and with a seed, in int16
 difference is one too many: the exit status is 1 then.
 """
 
-import argparse
-import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,18 +16,19 @@ from stridelm import LoadSettings, SamplingParams, load
 from stridelm.prompts import read_prompts
 from stridelm.types import Stride
 
-PROMPTS = sorted((Path(__file__).parents[1] / "prompts").glob("*.jsonl"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import PROMPTS, script_parser, write
+
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, nargs="*", default=PROMPTS)
+    parser = script_parser(__doc__)
+    parser.add_argument("--prompts", type=Path, nargs="*", default=sorted(PROMPTS.glob("*.jsonl")))
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--threads", type=int, default=0, help="of each; 0 takes one per core")
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     texts = list(dict.fromkeys(str(line.prompt) for file in options.prompts for line in read_prompts(file)))
     texts = texts[: options.count]
@@ -48,8 +47,7 @@ def main() -> int:
                     entry["different"] += different
                     entry["forwards"] += forwards
             print({name: entry for name, entry in figures.items() if name.startswith(activations)}, flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
     return int(any(entry["different"] for entry in figures.values()))
 
 

@@ -6,14 +6,10 @@ Every subject writes the same number of tokens, so no answer may end early. The 
 in one round, and its median over all of them is what counts: the machine's own speed wanders more than that.
 """
 
-import argparse
-import json
-import platform
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from stridelm import LoadSettings, SamplingParams, load
 from stridelm.models.builtin import ensure_builtin
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import compare, machine, spread, summary
 
 PROMPTS = {
     "general": (
@@ -39,19 +38,6 @@ PROMPTS = {
     ),
 }
 SUBJECTS = ("transformers", "ours, plain", "ours, auto")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per answer")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all prompts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
-    options = parser.parse_args()
-    figures = measure(options.tokens, options.rounds, options.threads)
-    print(table(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def subjects(tokens: int, threads: int) -> dict[str, Callable[[str], tuple[list[int], float]]]:
@@ -113,35 +99,13 @@ def measure(tokens: int, rounds: int, threads: int) -> dict[str, Any]:
     return {"machine": machine(threads), "tokens": tokens, "rounds": rounds, "kinds": kinds}
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(values), 2), "low": round(min(values), 2), "high": round(max(values), 2)}
-
-
-def machine(threads: int) -> dict[str, Any]:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "threads": threads,
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-        **{name: version(name) for name in ("torch", "transformers")},
-    }
-
-
 def table(figures: dict[str, Any]) -> str:
     """The figures as Markdown, with the machine they come from."""
     lines = ["| prompts | subject | tokens/s | against transformers | tokens per forward |", "|---|---|---|---|---|"]
     for kind, figure in figures["kinds"].items():
         for name in SUBJECTS:
-            speed, ratio = figure[name]["tokens_per_s"], figure[name]["speed_up"]
-            lines.append(
-                f"| {kind} | {name} | {speed['median']:.1f} ({speed['low']:.1f} to {speed['high']:.1f}) | "
-                f"{ratio['median']:.2f}x ({ratio['low']:.2f} to {ratio['high']:.2f}) | "
-                f"{figure[name]['tokens_per_forward']:.2f} |"
-            )
+            speed, ratio = spread(figure[name]["tokens_per_s"], 1), spread(figure[name]["speed_up"], unit="x")
+            lines.append(f"| {kind} | {name} | {speed} | {ratio} | {figure[name]['tokens_per_forward']:.2f} |")
     where, kinds = figures["machine"], figures["kinds"].values()
     runs, identical = (sum(kind[name] for kind in kinds) for name in ("runs", "identical"))
     lines.append(
@@ -153,4 +117,4 @@ def table(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, measure, table)

@@ -4,13 +4,14 @@ import random
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import cycle, pairwise, zip_longest
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from bench.cpu.peers import LLAMA, NGRAMS, OPENVINO, TRANSFORMERS, VARIANTS, Answer
+from stridelm.bench import quality
 
 ALL = "all"
 MEASURES: dict[str, Callable[[Answer], float]] = {
@@ -167,9 +168,7 @@ def agreement(runs: list[Run], reference: str) -> dict[str, float]:
     shares: dict[str, list[float]] = {}
     for run in runs:
         if expected := answers.get(run.prompt):
-            pairs = enumerate(zip_longest(expected, run.answer.ids))
-            same = next((place for place, (a, b) in pairs if a != b), len(expected))
-            shares.setdefault(run.subject, []).append(same / len(expected))
+            shares.setdefault(run.subject, []).append(quality.agreement(expected, run.answer.ids))
     return {subject: round(statistics.mean(each), 3) for subject, each in shares.items()}
 
 

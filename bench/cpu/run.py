@@ -11,7 +11,6 @@ both. Close what else runs: peers wait by spinning, and another busy process cos
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,16 +22,18 @@ from typing import Any
 
 from rich.console import Console
 
+from stridelm.backends.common.processor import processor_entry
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench import measured
 from bench.cpu import report as cpu_report
 from bench.cpu import setup as cpu_setup
 from bench.cpu.peers import DEFAULT, SUBJECTS, TRANSFORMERS, VARIANTS, Absent, Answer, Process, command
 from bench.cpu.report import Run
+from bench.measured import PROMPTS, script_parser, write
 
-PROMPTS = Path(__file__).parents[1] / "prompts" / "cpu.jsonl"
 FIRST_ROUND_ONLY = (TRANSFORMERS,)
 """Several times slower than the others: with it in every round, one would wait for nothing else."""
 ROWS, CONTEXT = [1, 2, 3, 4, 5, 6, 8, 9, 12, 16], 200
@@ -89,8 +90,7 @@ def main() -> int:
         "rounds": options.rounds,
     }
     show(figures, runs, times, console)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write(options.json, figures)
     if options.picture and times:
         where = f"{figures['machine']['processor']}, {options.threads} threads"
         cpu_report.draw(times, CONTEXT, where, options.picture)
@@ -98,14 +98,14 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--setup", action="store_true", help="fetch and build the peers, then stop")
-    parser.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines: {"category": ..., "prompt": ...}')
+    lines = 'JSON lines: {"category": ..., "prompt": ...}'
+    parser.add_argument("--prompts", type=Path, default=PROMPTS / "cpu.jsonl", help=lines)
     parser.add_argument("--tokens", type=_count, default=128, help="new tokens per answer (128)")
     parser.add_argument("--rounds", type=_count, default=5, help="interleaved rounds over all prompts (5)")
     parser.add_argument("--threads", type=_count, default=2, help="of every subject (2)")
     parser.add_argument("--gguf", type=Path, help="the model; without it, the built-in one")
-    parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--picture", type=Path, help="draw the times of a forward by its rows there (PNG)")
     parser.add_argument("--only", help=f"subjects, by commas; known: {', '.join(SUBJECTS)}")
     return parser.parse_args()
@@ -264,12 +264,9 @@ def report(runs: list[Run], times: dict[str, dict[int, list[float]]], bench: Ben
 
 
 def machine(threads: int) -> dict[str, Any]:
-    from bench.cpu.plain import machine as common
-    from stridelm.backends.common.processor import processor_entry
-
     flags = processor_entry("flags").split()
     return {
-        **common(threads),
+        **measured.machine(threads),
         "stridelm": version("stridelm"),
         "cores": os.cpu_count(),
         "flags": [flag for flag in FLAGS if flag in flags],

@@ -6,8 +6,6 @@ Every round is a new process: `stridelm generate` writes one token with the buil
 what is packed or measured once has happened then.
 """
 
-import argparse
-import json
 import os
 import platform
 import re
@@ -18,14 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import script_parser, write
+
 COMMAND = [sys.executable, "-m", "stridelm", "generate", "--max-tokens", "1", "Hello there"]
 WITH_TORCH = ["--backend", "torch"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     figures: dict[str, Any] = {"command": " ".join(["stridelm", *COMMAND[3:]]), "rounds": options.rounds}
     for name, more in (("native", []), ("torch", WITH_TORCH)):
@@ -38,8 +38,7 @@ def main() -> None:
         }
         print(f"{name}: {figures[name]}")
     figures["python"] = platform.python_version()
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 def once(more: list[str]) -> tuple[float, float]:

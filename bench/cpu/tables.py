@@ -1,11 +1,9 @@
 """The tables of docs/performance.md, from what run.py, threads.py and start.py have written."""
 
-import json
 import statistics
-from pathlib import Path
-from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from bench.measured import read, spread
+
 _SUBJECTS = {
     "plain int16": "ours, one token at a time",
     "multi int16": "ours, `auto`",
@@ -18,13 +16,9 @@ _SUBJECTS = {
 }
 
 
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
-
-
 def cpu() -> str:
     """Tokens per second after the first, by category."""
-    content = _read("cpu.json")
+    content = read("cpu.json")
     figures, where = content["figures"], content["machine"]
     categories = list(figures)
     lines = [f"| tokens/s | {' | '.join(categories)} |", "|---|" + "---|" * len(categories)]
@@ -43,25 +37,20 @@ def cpu() -> str:
 
 
 def cpu_ratios() -> str:
-    content = _read("cpu.json")
+    content = read("cpu.json")
     by_variant = content["ratios_by_variant"]["decoding"]
     names = [name for name in by_variant["int16"] if "ngram" not in name or name.endswith("ngram")]
     lines = ["| ratio of decoding speeds | int16 | int8 |", "|---|---|---|"]
     for name in names:
-        cells = [_ratio(by_variant[variant].get(name)) for variant in ("int16", "int8")]
+        found = (by_variant[variant].get(name) for variant in ("int16", "int8"))
+        cells = [spread(each) if each else "" for each in found]
         lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _ratio(entry: Any) -> str:
-    if entry is None:
-        return ""
-    return f"{entry['median']:.2f} ({entry['low']:.2f} to {entry['high']:.2f})"
-
-
 def rows() -> str:
     """T(q)."""
-    content = _read("cpu.json")["rows"]
+    content = read("cpu.json")["rows"]
     widths = list(next(iter(content["seconds"].values())))
     lines = [f"| ms by number of rows | {' | '.join(widths)} |", "|---|" + "---|" * len(widths)]
     for name, seconds in content["seconds"].items():
@@ -73,7 +62,7 @@ def rows() -> str:
 
 def threads() -> str:
     """By threads, on two machines."""
-    content = {name: _read(f"{name}.json") for name in ("threads", "threads-16-cores")}
+    content = {name: read(f"{name}.json") for name in ("threads", "threads-16-cores")}
     widths = list(content["threads"]["int16, 1 threads"])
     lines = [f"| cores | threads | ms by number of rows: {' | '.join(widths)} |", "|---|---|" + "---|" * len(widths)]
     for entry in content.values():
@@ -89,14 +78,14 @@ def threads() -> str:
 def exact() -> str:
     """Several tokens at a time against one, token for token."""
     lines = ["| | prompts | tokens | forwards | answers that differ |", "|---|---|---|---|---|"]
-    for name, entry in _read("exact-auto.json").items():
+    for name, entry in read("exact-auto.json").items():
         numbers = (f"{entry[each]:,}" for each in ("prompts", "tokens", "forwards", "different"))
         lines.append(f"| `auto`, {name} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
 def start() -> str:
-    content = _read("start.json")
+    content = read("start.json")
     lines = ["| backend | start to first token | resident memory |", "|---|---|---|"]
     for name in ("native", "torch"):
         entry = content[name]
@@ -108,7 +97,7 @@ def start() -> str:
 def drift() -> str:
     lines = ["| weights | activations | KL from float32, nats | largest difference of a logit | same likeliest token |"]
     lines.append("|---|---|---|---|---|")
-    for weights, kinds in _read("drift.json").items():
+    for weights, kinds in read("drift.json").items():
         for activations, entry in kinds.items():
             lines.append(
                 f"| {weights} | {activations} | {entry['divergence']:.1e} | {entry['largest']:.2g} | "

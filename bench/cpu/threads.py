@@ -5,10 +5,9 @@
 From one thread to one per core that this process may use.
 """
 
-import argparse
-import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -17,15 +16,17 @@ from stridelm.backends.common.processor import processor_entry
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import script_parser, write
+
 ROWS = (1, 2, 4, 8, 16)
 ACTIVATIONS = ("int16", "int8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--context", type=int, default=200)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     subjects = {
@@ -48,9 +49,8 @@ def main() -> None:
     }
     for name, by_rows in figures.items():
         print(name, " ".join(f"{rows}: {milliseconds:.1f}" for rows, milliseconds in by_rows.items()))
-    if options.json:
-        content = {"processor": processor_entry("model name"), "cores": cores, "context": options.context, **figures}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    content = {"processor": processor_entry("model name"), "cores": cores, "context": options.context, **figures}
+    write(options.json, content)
 
 
 def _forward(activations: str, threads: int) -> Forward:

@@ -12,8 +12,6 @@ process. Predicted is what theory and the measured times of forwards say; measur
 token to the last.
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -40,7 +38,8 @@ from stridelm.settings import DEFAULT_MODEL
 from stridelm.types import Block, Commit, DraftTree, Output, Rows, Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import PROMPTS, machine, summary
+from bench.cpu.plain import PROMPTS
+from bench.measured import compare, machine, spread, summary
 
 K = 5
 PUBLISHED = {0.9: 2.8, 0.8: 2.3, 0.7: 1.9, 0.6: 1.5}
@@ -144,19 +143,6 @@ class Subject:
         return Run(sequence.output, seconds, strides, medians)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per answer")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all prompts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
-    options = parser.parse_args()
-    figures = measure(options.tokens, options.rounds, options.threads)
-    print(table(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
     """One prompt, once by every subject."""
@@ -235,17 +221,15 @@ def table(figures: dict[str, Any]) -> str:
     for rate, figure in figures["acceptance"].items():
         made = figure["tokens_per_forward"]
         pairs = [
-            f"{part['predicted']:.2f}x, {part['measured']['median']:.2f}x ({part['measured']['low']:.2f} to "
-            f"{part['measured']['high']:.2f})"
-            for part in (figure[FREE], figure[PAID])
+            f"{part['predicted']:.2f}x, {spread(part['measured'], unit='x')}" for part in (figure[FREE], figure[PAID])
         ]
         lines.append(
             f"| {float(rate):.0%} | {made['theory']:.2f}, {made['measured']:.2f} | {' | '.join(pairs)} | "
             f"{figure['published']['speed_up']}x | {figure['published_theory']:.2f}x |"
         )
     lines.append(
-        f"\nK = {K} drafts a pass. A forward over {K + 1} rows took {ratio['median']:.2f} ({ratio['low']:.2f} to "
-        f"{ratio['high']:.2f}) times one over 1 row; theory takes it for 1. Medians (and spread) of {figures['runs']} "
+        f"\nK = {K} drafts a pass. A forward over {K + 1} rows took {spread(ratio)} "
+        f"times one over 1 row; theory takes it for 1. Medians (and spread) of {figures['runs']} "
         f"interleaved runs of {figures['tokens']} tokens; {figures['identical']} of {figures['compared']} drafted runs "
         f"wrote the tokens of plain decoding. {where['processor']}, {where['threads']} threads, float32, "
         f"torch {where['torch']}, commit {where['commit']}, {where['date']}."
@@ -254,4 +238,4 @@ def table(figures: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    compare(__doc__, measure, table)

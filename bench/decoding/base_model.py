@@ -13,6 +13,7 @@ import torch
 from bench.decoding.text_quality import Judged
 from stridelm import InputError, LoadSettings
 from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.files import write_json
 from stridelm.models.encode import encode_prompt
 from stridelm.prompts import PromptLine
 from stridelm.train.rollout_engine import RolloutEngine, RolloutPrompt
@@ -53,7 +54,7 @@ class BaseModel:
         ordered = [tuple(answers[number]) for number in range(len(self.prompts))]
         if file is not None:
             pairs = [{"prompt": prompt, "answer": own} for prompt, own in zip(self.prompts, ordered, strict=True)]
-            write_whole(file, json.dumps(made_by | {"answers": pairs}))
+            write_json(file, made_by | {"answers": pairs})
         return ordered
 
     def _kept(self, file: Path, made_by: dict[str, Any]) -> list[Tokens]:
@@ -108,10 +109,3 @@ class BaseModel:
         log_XV = self.head(hidden_XC).log_softmax(dim=-1)
         log_X1 = log_XV.gather(1, tokens_X[:, None])
         return log_X1[:, 0].double(), (log_XV > log_X1).sum(dim=-1) + 1
-
-
-def write_whole(file: Path, text: str) -> None:
-    """At once: another process may be reading the file."""
-    working = file.with_name(f".{file.name}.writing")
-    working.write_text(text + "\n")
-    working.replace(file)

@@ -6,8 +6,6 @@
 write the same text.
 """
 
-import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
@@ -21,8 +19,8 @@ from stridelm.draft.mask import MaskDrafter
 from stridelm.types import Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
 from bench.decoding.decoders import choose_prompts
+from bench.measured import RESULTS, machine, script_parser, write
 
 COST = Cost((1, 8, 16, 32), (1.0, 1.1, 1.3, 1.8), masks=0.05, mask_row=0.01)
 TEMPERATURES = (0.7, 1.0)
@@ -42,9 +40,8 @@ class ArgmaxMasks(MaskDrafter):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "coupling.json")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parents[1] / "results" / "coupling.json")
     options = parser.parse_args()
     model = load(settings=LoadSettings(device="cpu"))
     texts = [prompt.text for prompt in choose_prompts(5) if not prompt.raw]
@@ -56,7 +53,7 @@ def main() -> None:
         found[str(temperature)] = {"coupled": round(coupled[0], 3), "argmax": round(argmax[0], 3)}
         print(temperature, found[str(temperature)], flush=True)
     figures = {"machine": machine(torch.get_num_threads()), "prompts": len(texts), "tokens": options.tokens}
-    options.json.write_text(json.dumps(figures | {"tokens_per_forward": found}, indent=1) + "\n")
+    write(options.json, figures | {"tokens_per_forward": found})
 
 
 def answer(

@@ -7,7 +7,6 @@ one round. transformers takes part in the first three rounds, the other decoders
 trained on. An answer may end before its tokens are used up; all that are exact end at the same place.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stridelm import DecodeSettings, LanguageModel, LoadSettings, Result, SamplingParams, load
+from stridelm.bench.quality import agreement
 from stridelm.models.builtin import ensure_builtin
 from stridelm.prompts import read_prompts
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
 from bench.decoding.acceptance_and_speed import table as relation_table
+from bench.measured import MATHS, RESULTS, interval, machine, prompts_by_kind, script_parser, write
 
-HERE = Path(__file__).parents[1]
-MATHS, KINDS = HERE / "prompts" / "gsm8k_heldout.jsonl", HERE / "prompts" / "kinds.jsonl"
 PLAIN, AUTO, PEER = "autoregressive", "auto", "transformers"
 OTHERS = {
     "self": DecodeSettings("self"),
@@ -44,8 +41,6 @@ OTHERS = {
     "static, k 2": DecodeSettings("static", k=2),
 }
 PEER_ROUNDS = 3
-STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Two-sided 95 % by number of rounds."""
 
 
 @dataclass
@@ -70,12 +65,11 @@ class Prompt:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "decoders.json")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per answer")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all prompts")
     parser.add_argument("--maths", type=int, default=5, help="questions of the held-out GSM8K file")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "decoders.json")
     parser.add_argument("--markdown", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--render", action="store_true", help="measure nothing: write the Markdown from the JSON anew")
     options = parser.parse_args()
@@ -101,7 +95,7 @@ def main() -> None:
         "bars": bars(prompts),
         "explain": bench.model.explain(AUTO),
     }
-    options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write(options.json, figures)
     options.markdown.write_text(markdown(figures))
     print(options.markdown.read_text())
 
@@ -109,10 +103,7 @@ def main() -> None:
 def choose_prompts(maths: int) -> list[Prompt]:
     """Held-out questions, one prompt of every kind, and noise: letters, and tokens that never stood together."""
     prompts = [Prompt("gsm8k", str(line.prompt)) for line in read_prompts(MATHS)[100 : 100 + maths]]
-    seen: dict[str, list[str]] = {}
-    for line in read_prompts(KINDS):
-        seen.setdefault(str(line.category), []).append(str(line.prompt))
-    prompts += [Prompt(kind, texts[6]) for kind, texts in seen.items()]
+    prompts += [Prompt(kind, texts[6]) for kind, texts in prompts_by_kind().items()]
     dice = random.Random(0)
     letters = "".join(dice.choice("abcdefghijklmnopqrstuvwxyz     0123456789,.;:-+*/#") for _ in range(200))
     words = " ".join(
@@ -184,18 +175,18 @@ class Bench:
         return {name: self._figure(prompts, name) for name in self.subjects}
 
     def _figure(self, prompts: list[Prompt], name: str) -> dict[str, Any]:
-        runs = [run for prompt in prompts for run in prompt.runs[name]]
+        prompt_runs = [prompt.runs for prompt in prompts]
+        runs = [run for each in prompt_runs for run in each[name]]
         tokens = sum(len(run.tokens) for run in runs)
+        agreed = [agreement(each[PLAIN][0].tokens, each[name][0].tokens) for each in prompt_runs]
         return {
             "tokens_per_forward": round(tokens / sum(run.forwards for run in runs), 3),
             "rows_per_forward": round(statistics.mean(run.rows for run in runs), 2),
             "forward_ms": round(1e3 * statistics.median(run.forward_seconds for run in runs), 2),
             "tokens_per_s": round(statistics.median(len(run.tokens) / run.seconds for run in runs), 1),
             "speed_up": round(statistics.mean(speed_ups(prompts, name, PLAIN)), 3),
-            "identical": all(
-                run.tokens == prompt.runs[PLAIN][0].tokens for prompt in prompts for run in prompt.runs[name]
-            ),
-            "agreement": round(statistics.mean(agreement(prompt, name) for prompt in prompts), 3),
+            "identical": all(run.tokens == each[PLAIN][0].tokens for each in prompt_runs for run in each[name]),
+            "agreement": round(statistics.mean(agreed), 3),
             "log_likelihood": round(statistics.mean(self._log_likelihood(prompt, name) for prompt in prompts), 3),
             "exact": all(run.exact for run in runs),
         }
@@ -215,13 +206,6 @@ def speed_ups(prompts: list[Prompt], name: str, over: str) -> list[float]:
         pairs = zip(prompt.runs[over], prompt.runs[name], strict=False)
         ratios.append(statistics.median((a.seconds / len(a.tokens)) / (b.seconds / len(b.tokens)) for a, b in pairs))
     return ratios
-
-
-def agreement(prompt: Prompt, name: str) -> float:
-    """How much of plain decoding's answer is written before the first other token."""
-    plain, other = prompt.runs[PLAIN][0].tokens, prompt.runs[name][0].tokens
-    same = next((at for at, (a, b) in enumerate(zip_longest(plain, other)) if a != b), len(plain))
-    return min(same, len(plain)) / len(plain)
 
 
 def bars(prompts: list[Prompt]) -> dict[str, Any]:
@@ -246,9 +230,8 @@ def bounds(prompts: list[Prompt]) -> dict[str, float]:
     """`auto` over plain decoding, the times of a kind's prompts summed round by round: mean and 95 % bounds."""
     rounds = zip(*(zip(p.runs[PLAIN], p.runs[AUTO], strict=True) for p in prompts), strict=True)
     ratios = [sum(plain.seconds for plain, _ in each) / sum(auto.seconds for _, auto in each) for each in rounds]
-    mean = statistics.mean(ratios)
-    spread = STUDENT_T[len(ratios)] * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
-    return {"mean": round(mean, 3), "low": round(mean - spread, 3), "high": round(mean + spread, 3)}
+    low, mean, high = interval(ratios)
+    return {"mean": round(mean, 3), "low": round(low, 3), "high": round(high, 3)}
 
 
 def markdown(figures: dict[str, Any]) -> str:
@@ -300,7 +283,7 @@ def markdown(figures: dict[str, Any]) -> str:
     ]
     for kind, decoders in figures["kinds"].items():
         lines += [_row(kind, name, figure) for name, figure in decoders.items()]
-    relation = HERE / "results" / "acceptance_and_speed.json"
+    relation = RESULTS / "acceptance_and_speed.json"
     if relation.is_file():
         lines += [
             "",

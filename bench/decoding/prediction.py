@@ -13,7 +13,6 @@ Plain decoding, one token at a time, answers once, to compare the tokens.
 `again` asks questions whose answers are in no prompt; the prediction is what was answered before.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -30,9 +29,8 @@ from stridelm.settings import AUTO, PLAIN
 from stridelm.types import PREDICTION
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine, summary
+from bench.measured import PROMPTS, machine, script_parser, summary, write
 
-HERE = Path(__file__).parents[1]
 AGAIN = (
     "Write a short story about a lighthouse keeper and a lost dog.",
     "Write a letter to a landlord about a broken heater.",
@@ -80,11 +78,10 @@ class Measured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds over all ways, beside one to warm up")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     model = load(settings=LoadSettings(device=options.device, threads=options.threads))
     figures: dict[str, Any] = {
@@ -98,14 +95,13 @@ def main() -> None:
         load_before = os.getloadavg()[0]
         figures["cases"].append(measure(model, case, options.rounds) | {"load_before": round(load_before, 1)})
         print(json.dumps(figures["cases"][-1]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write(options.json, figures)
 
 
 def edits(model: LanguageModel) -> list[Case]:
     params = SamplingParams(max_tokens=EDIT_TOKENS, stop=("```\n",))
     cases: list[Case] = []
-    for line in (HERE / "prompts" / "edits.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (PROMPTS / "edits.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         prompt = model.encode(entry["prompt"])
         if entry["begun"]:

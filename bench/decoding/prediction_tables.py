@@ -1,15 +1,12 @@
 """The table of predicted outputs in docs/decoding.md, from what bench/decoding/prediction.py has written."""
 
-import json
-from pathlib import Path
-from typing import Any
+from bench.measured import read, spread
 
-RESULTS = Path(__file__).parents[1] / "results"
 _GROUPS = {"edit": "", "answer begun": ", answer begun", "again": ", asked again"}
 
 
 def prediction() -> str:
-    content = json.loads((RESULTS / "prediction.json").read_text(encoding="utf-8"))
+    content = read("prediction.json")
     where, cases = content["machine"], content["cases"]
     lines = [
         "| request | answer's tokens | like the file | decoding | with the prompt | at best: decoding | "
@@ -22,7 +19,7 @@ def prediction() -> str:
         likeness = f"{case['likeness']:.0%}" if "file" in ways else ""
         lines.append(
             f"| {case['name']}{_GROUPS[case['group']]} | {case['tokens']} | {likeness} | "
-            f"{_ratio(shown['decoding_speed_up'])} | {_ratio(shown['speed_up'])} | "
+            f"{spread(shown['decoding_speed_up'], unit='x')} | {spread(shown['speed_up'], unit='x')} | "
             f"{best['decoding_speed_up']['median']:.2f}x | {shown['accepted']} of {shown['predicted']} |"
         )
     same = sum(case["is_same"] for case in cases)
@@ -32,7 +29,3 @@ def prediction() -> str:
         f"tokens in {same} of {len(cases)} requests. {where['processor']}, {where['date']}."
     )
     return "\n".join(lines)
-
-
-def _ratio(entry: dict[str, Any]) -> str:
-    return f"{entry['median']:.2f}x ({entry['low']:.2f} to {entry['high']:.2f})"

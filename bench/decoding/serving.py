@@ -30,8 +30,7 @@ import httpx
 from stridelm.prompts import read_prompts
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
-from bench.decoding.decoders import KINDS, MATHS, STUDENT_T
+from bench.measured import KINDS, MATHS, interval, machine, script_parser, write
 
 PLAIN, AUTO = "autoregressive", "auto"
 ALONE, TOGETHER = 1, 8
@@ -178,37 +177,21 @@ def summary(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lines
 
 
-def interval(values: list[float]) -> tuple[float, float, float]:
-    """The mean with its 95 % interval, by Student's t over the rounds."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return mean, mean, mean
-    half = STUDENT_T.get(len(values), 2.2) * statistics.stdev(values) / len(values) ** 0.5
-    return mean - half, mean, mean + half
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=8.0, help="of a window")
     parser.add_argument("--tokens", type=int, default=96, help="the most tokens of an answer")
     parser.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--seed", type=int, default=0, help="which prompts are drawn")
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     with server(["--cache-tokens", str(CACHE_TOKENS)]) as address:
         measured = asyncio.run(measure(address, options))
     lines = summary(measured)
     for line in lines:
         print(json.dumps(line))
-    if options.json:
-        figures = {
-            "machine": machine(os.cpu_count() or 1),
-            "command": " ".join(sys.argv),
-            "summary": lines,
-            "measured": measured,
-        }
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    made = {"machine": machine(os.cpu_count() or 1), "command": " ".join(sys.argv)}
+    write(options.json, made | {"summary": lines, "measured": measured})
 
 
 if __name__ == "__main__":

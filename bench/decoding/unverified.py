@@ -25,13 +25,14 @@ from typing import Any
 from stridelm import DecodeSettings, InputError, LanguageModel, LoadSettings, Result, SamplingParams, load
 from stridelm.bench.quality import Share, agreement, repeated_ngrams
 from stridelm.cache.kv_cache import BLOCK_SIZE
+from stridelm.files import write_json
 from stridelm.profile import changed_fields
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import PLAIN
 from stridelm.train.record import circumstances
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.decoding.base_model import BaseModel, Tokens, write_whole
+from bench.decoding.base_model import BaseModel, Tokens
 from bench.decoding.text_quality import Judged, as_strides, misfits, repeated_tokens, repetition_by_depth, total
 from bench.decoding.unverified_tables import setting_name, tables
 
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             gc.collect()  # the subject's weights, before the next one's come
         content["subjects"][subject.name] = entry
-        write_whole(options.json, json.dumps(content, indent=1))
+        write_json(options.json, content)
     if failed:
         sys.exit("\n".join(failed))
 

@@ -7,7 +7,6 @@ Subjects are interleaved, who goes first rotates; a speed-up is the ratio of the
 its median over prompts and rounds is what counts. Only forwards of the model itself are steps.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -23,20 +22,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
 from bench.decoding.decoders import Prompt, choose_prompts
+from bench.measured import RESULTS, machine, script_parser, write
 
 SUBJECTS = ("plain", "custom_generate", "assistant_model")
 PARTS = {"custom_generate": "model", "assistant_model": "draft"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "custom-generate.json")
     parser.add_argument("--tokens", type=int, default=48, help="the most new tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--maths", type=int, default=3, help="questions of GSM8K beside one prompt of every kind")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parents[1] / "results" / "custom-generate.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     load_before = os.getloadavg()[0]
@@ -46,7 +44,7 @@ def main() -> None:
             records.append(record)
             print(json.dumps(record), file=sys.stderr, flush=True)
     figures = report(records, options.tokens, machine(options.threads), [load_before, os.getloadavg()[0]])
-    options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write(options.json, figures)
     for name, part in figures["prompts"].items():
         print(name, json.dumps(part))
 

@@ -1,14 +1,12 @@
 """The table of transformers' `generate` with what we export, from bench/results/custom-generate.json."""
 
-import json
-from pathlib import Path
+from bench.measured import read
 
-RESULT = Path(__file__).parents[1] / "results" / "custom-generate.json"
 NAMES = {"custom_generate": "`custom_generate`", "assistant_model": "`assistant_model`"}
 
 
 def custom_generate() -> str:
-    figures = json.loads(RESULT.read_text(encoding="utf-8"))
+    figures = read("custom-generate.json")
     lines = [
         "| prompts | | tokens per step | speed over plain `generate` | identical answers |",
         "|---|---|---|---|---|",

@@ -7,7 +7,6 @@ is the server's own figure, tokens per second of writing without the reading of 
 answers to one prompt in one round. The machine's load is recorded: on a busy one only the counts mean much.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,12 +19,11 @@ from typing import Any
 from stridelm.prompts import read_prompts
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
 from bench.cpu.setup import builtin_gguf
 from bench.engines.llama_serving import PACKAGE, chat, export_draft, program, serving
+from bench.measured import MATHS, machine, prompts_by_kind, script_parser, write
 
-PROMPTS = Path(__file__).parents[1] / "prompts"
-MATHS = 6
+MATHS_COUNT = 6
 DRAFTED = (1, 2, 4)
 PLAIN = "plain"
 Answers = dict[str, dict[str, Any]]
@@ -33,11 +31,10 @@ Answers = dict[str, dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     loads = [os.getloadavg()[0]]
     answers: list[tuple[str, Answers]] = []
@@ -73,16 +70,13 @@ def main() -> None:
         },
     }
     print(json.dumps(figures, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 def questions() -> list[tuple[str, str]]:
     """Kind and question: some of the maths questions that nobody was trained on, and one of each other kind."""
-    maths = [("maths", line.prompt) for line in read_prompts(PROMPTS / "gsm8k_heldout.jsonl")[:MATHS]]
-    others = {line.category: line.prompt for line in reversed(read_prompts(PROMPTS / "kinds.jsonl"))}
-    others.pop("maths")
-    return [(kind or "", str(text)) for kind, text in [*maths, *others.items()]]
+    maths = [("maths", str(line.prompt)) for line in read_prompts(MATHS)[:MATHS_COUNT]]
+    return maths + [(kind, texts[0]) for kind, texts in reversed(prompts_by_kind().items()) if kind != "maths"]
 
 
 def summary(answers: list[Answers], subject: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.cpu.setup import peers_folder
+from bench.measured import free_port
 from stridelm.params import InputError
 
 PACKAGE = "xllamacpp==2026.10.11549"
@@ -54,7 +54,7 @@ def _wheel_python() -> Path:
 @contextmanager
 def serving(arguments: list[str], start_seconds: float = START_SECONDS) -> Iterator[str]:
     """A server with these options of `llama-server`; gives its address."""
-    port = _free_port()
+    port = free_port()
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process)
     process = subprocess.Popen(
         [*program(), *arguments, "--port", str(port)],
@@ -92,12 +92,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def _is_healthy(address: str) -> bool:

@@ -1,17 +1,14 @@
 """The tables of docs/engines.md, from bench/results."""
 
-import json
-from pathlib import Path
-from typing import Any
+from bench.measured import read
 
-RESULTS = Path(__file__).parents[1] / "results"
 QUIET = 1.0
 """A load below which nobody else used the machine."""
 
 
 def llama_cpp() -> str:
     """Our draft model in llama.cpp's server, against the same server without it."""
-    figures = _read("llama-cpp.json")
+    figures = read("llama-cpp.json")
     lines = [
         "| prompts | drafted at once | tokens/s (quartiles) | over plain (quartiles) | drafts accepted | same tokens |",
         "|---|---|---|---|---|---|",
@@ -42,7 +39,7 @@ def llama_cpp() -> str:
 
 def noise_rows() -> str:
     """What random tokens in place of masks, and no sequential head, do to tokens per forward."""
-    figures = _read("noise-rows.json")
+    figures = read("noise-rows.json")
     own, headless = (figures[name]["tokens_per_forward"] for name in ("own", "without head"))
     noise = sorted(entry["tokens_per_forward"] for entry in figures["noise"])
     return (
@@ -52,7 +49,3 @@ def noise_rows() -> str:
         f"{figures['prompts']} held-out GSM8K questions, {figures['tokens']} tokens each, in our own decoder, which "
         f"drafts and verifies in one pass. {figures['machine']['date']}."
     )
-
-
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))

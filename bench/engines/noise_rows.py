@@ -7,7 +7,6 @@ the adapter's mask embeddings give way to those of tokens drawn at random, three
 per forward are counted, so the machine's load does not matter.
 """
 
-import argparse
 import dataclasses
 import json
 import shutil
@@ -26,23 +25,21 @@ from stridelm.models.builtin import builtin_adapter
 from stridelm.settings import DEFAULT_MODEL, LoadSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.cpu.plain import machine
+from bench.measured import MATHS, machine, script_parser, write
 
-PROMPTS = Path(__file__).parents[1] / "prompts" / "gsm8k_heldout.jsonl"
 DRAWS = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     own = builtin_adapter()
     assert own is not None
     with tempfile.TemporaryDirectory() as working:
         prompts = Path(working) / "prompts.jsonl"
-        prompts.write_text("".join(PROMPTS.read_text().splitlines(keepends=True)[: options.prompts]))
+        prompts.write_text("".join(MATHS.read_text().splitlines(keepends=True)[: options.prompts]))
 
         def measure(name: str, adapter: Path, *more: str) -> dict[str, Any]:
             command = [sys.executable, "-m", "stridelm", "acceptance", "--prompts", str(prompts), "--json",
@@ -50,7 +47,7 @@ def main() -> None:
                        *more]  # fmt: skip
             found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
             print(name, *more, found["tokens_per_forward"], flush=True)
-            return found | {"adapter": name, "prompts": PROMPTS.name}  # in place of where they lie on this machine
+            return found | {"adapter": name, "prompts": MATHS.name}  # in place of where they lie on this machine
 
         figures = {
             "machine": machine(torch.get_num_threads()),
@@ -68,8 +65,7 @@ def main() -> None:
             ],
         }
     figures["noise median"] = statistics.median(entry["tokens_per_forward"] for entry in figures["noise"])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(options.json, figures)
 
 
 def noisy(own: Path, folder: Path, seed: int) -> Path:

@@ -21,8 +21,8 @@ answer, and the steps are then walked for every k. Entries go to `--json` beside
 Shape letters: A places of an answer, K the largest k, T tokens, C model width.
 """
 
-import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,8 @@ from stridelm.train.answers import greedy_answers
 from stridelm.train.students.passes import ChainPass
 from stridelm.train.students.student import OutputHead, Student, read_texts
 
-BENCH = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import RESULTS, script_parser, write
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def entry_name(entry: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "two-pass.json")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--adapter", type=Path, nargs="+", required=True, help="folders, with a gate or without")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
@@ -180,7 +181,6 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--k", type=int, nargs="+", default=[3, 4, 5, 6], help="drafts a step: one bonus, k - 1 masks")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", type=Path, default=BENCH / "results" / "two-pass.json")
     options = parser.parse_args()
     checkpoint = load_checkpoint(options.model, LoadSettings(device=options.device), trainable=True)
     drafters = {folder.resolve().name: Drafter(checkpoint, folder, max(options.k)) for folder in options.adapter}
@@ -206,7 +206,7 @@ def main() -> None:
                     f"tokens per step, by position {rates}; real rows agree {entry['real_rows_agree']:.3f}",
                     flush=True,
                 )
-            options.json.write_text(json.dumps({"measured": list(report.values())}, indent=2) + "\n")
+            write(options.json, {"measured": list(report.values())})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -33,7 +32,9 @@ from typing import Any
 from stridelm.backends.common.processor import processor_entry
 from stridelm.prompts import read_prompts
 
-BENCH = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import BENCH, KINDS, MATHS, RESULTS, free_port, script_parser, write
+
 VENV = BENCH.parent / ".venv-vllm"
 PATIENCE = 900.0
 """Seconds until a server that does not start is given up."""
@@ -112,9 +113,7 @@ def serving(command: str) -> Iterator[Server]:
     because it looks for a package of that name; the module behind it does the same."""
     program, verb, model, *arguments = shlex.split(command)
     assert (program, verb) == ("vllm", "serve")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     whole = [str(VENV / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     whole += [*arguments, *ON_A_CPU, "--host", "127.0.0.1", "--port", str(port)]
     with tempfile.TemporaryFile("w+") as log:
@@ -171,15 +170,14 @@ def plain(command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "vllm.json")
     parser.add_argument("--prompts", type=Path, nargs="+", default=None)
     parser.add_argument("--count", type=int, default=8, help="prompts of each file")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="measure memory, not speed, and add it to the file")
-    parser.add_argument("--json", type=Path, default=BENCH / "results" / "vllm.json")
     options = parser.parse_args()
-    files = options.prompts or [BENCH / "prompts" / "gsm8k_heldout.jsonl", BENCH / "prompts" / "kinds.jsonl"]
+    files = options.prompts or [MATHS, KINDS]
     machine = {
         "vllm": _installed_version(),
         "processor": processor_entry("model name"),
@@ -193,7 +191,7 @@ def main() -> None:
         paths = {"plain": plain(gated), "gated, plugin": gated, "ungated, as it comes": ungated}
         if options.memory:
             report = json.loads(options.json.read_text()) | {"megabytes": _memory(paths)}
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+            write(options.json, report)
             return
         measured = _measure(paths, files, options)
     report = {
@@ -203,7 +201,7 @@ def main() -> None:
         "rounds": options.rounds,
         "paths": measured,
     }
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.json, report)
 
 
 def _memory(paths: dict[str, str]) -> dict[str, int]:

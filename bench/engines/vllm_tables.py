@@ -1,15 +1,13 @@
 """The tables of our conversions in vLLM, from bench/results/vllm.json and vllm-check.json."""
 
-import json
-from pathlib import Path
+from bench.measured import read
 
-RESULTS = Path(__file__).parents[1] / "results"
 NAMES = {"gated": "gated, with the plugin", "ungated": "ungated, as vLLM comes"}
 
 
 def vllm_check() -> str:
     """What `make test-vllm` saw."""
-    figures = json.loads((RESULTS / "vllm-check.json").read_text(encoding="utf-8"))
+    figures = read("vllm-check.json")
     lines = [
         "| path | identical answers | near-ties | tokens per step: vLLM, ours | acceptance by position: vLLM, ours |",
         "|---|---|---|---|---|",
@@ -31,7 +29,7 @@ def vllm_check() -> str:
 
 def vllm() -> str:
     """Speed and memory."""
-    figures = json.loads((RESULTS / "vllm.json").read_text(encoding="utf-8"))
+    figures = read("vllm.json")
     lines = [
         "| path | prompts | tokens per step | speed over plain | identical answers |",
         "|---|---|---|---|---|",

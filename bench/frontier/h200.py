@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.frontier.stages import Stage, Stages, read_json, write_json
+from bench.frontier.stages import Stage, Stages, read_json
+from bench.measured import BENCH, KINDS, MATHS, script_parser, write
 
-BENCH = Path(__file__).parents[1]
 DOMAIN = "support tickets"
 GATED, FULL = "gated", "full"
 
@@ -70,7 +70,7 @@ class Sizes:
 
 _TINY = ("--steps", "8", "--warmup", "2", "--evaluate-every", "8")
 SMOKE = Sizes(
-    task=24, task_prompts=16, tickets=12, general=("--prompts", str(BENCH / "prompts" / "gsm8k_heldout.jsonl")),
+    task=24, task_prompts=16, tickets=12, general=("--prompts", str(MATHS)),
     problems=6, measured_prompts=4, measured_tokens=16, frontier_tokens=24,
     common=("--held-out", "2", "--checkpoint-every", "4", "--device", "cpu", "--threads", "1"),
     sft=(*_TINY, "--texts", "2", "--length", "768"),
@@ -161,7 +161,7 @@ class Runs:
         return read_json(self.folder / f"{name}.json")
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        write_json(self.folder / f"{name}.json", content)
+        write(self.folder / f"{name}.json", content)
 
 
 # The script's own stages, each in a process of its own.
@@ -224,11 +224,10 @@ def adaptation(runs: Runs) -> None:
 
     sizes = runs.sizes
     count = sizes.measured_prompts
-    prompts = BENCH / "prompts"
     domains = {
         DOMAIN: [PromptLine("a ticket", prompt) for prompt in ticket_prompts(1, count, "test")],
-        "maths (GSM8K, held out)": read_prompts(prompts / "gsm8k_heldout.jsonl")[:count],
-        "twelve kinds": read_prompts(prompts / "kinds.jsonl")[:: max(1, 120 // count)],
+        "maths (GSM8K, held out)": read_prompts(MATHS)[:count],
+        "twelve kinds": read_prompts(KINDS)[:: max(1, 120 // count)],
     }
     # A tiny model has no adapter that came with it.
     before = runs.folder / "general" if runs.options.smoke else None
@@ -322,9 +321,8 @@ def _python(*arguments: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, needs_json=True)
     parser.add_argument("--runs", type=Path, required=True, help="a folder for everything; 8 GB")
-    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=3, help="stages side by side")
@@ -337,7 +335,7 @@ def main() -> None:
         STAGES[options.stage](runs)
         return
     runs.prepare()
-    stages = Stages(runs.folder, runs.stages(), lambda: write_json(options.json, collected(runs)))
+    stages = Stages(runs.folder, runs.stages(), lambda: write(options.json, collected(runs)))
     sys.exit(0 if stages.run(options.minutes, options.jobs) else 1)
 
 

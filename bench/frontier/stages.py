@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stridelm.files import write_json
+
 _TICK, _SPEAK = 1.0, 20.0
 _LEAST_LEFT = 45.0
 """Seconds that must be left for a stage to begin."""
@@ -138,10 +140,3 @@ def say(line: str) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """Empty where there is none."""
     return json.loads(file.read_text()) if file.is_file() else {}
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    working = file.with_name(f".{file.name}.writing")
-    working.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(working, file)

@@ -3,21 +3,18 @@
 python bench/frontier/tables.py        draws docs/frontier.png and docs/adaptation.png
 """
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from stridelm.bench.page.plot_style import as_png
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.frontier import plots
-
-RESULT = Path(__file__).parents[1] / "results" / "frontier.json"
+from bench.measured import read
 
 
 def frontier() -> str:
-    found = _read()
+    found = read("frontier.json")
     points, problems = found["frontier"]["points"], found["frontier"]["baseline"]["problems"]
     lines = [
         "| conversion | decoder | right (95 %) | tokens per forward | the same text as plain |",
@@ -42,18 +39,14 @@ def frontier() -> str:
 
 def adaptation() -> str:
     lines = ["| prompts | shipped adapter | trained on the tickets | made-up prompts, as long |", "|---|---|---|---|"]
-    for each in _read()["adaptation"]["domains"]:
+    for each in read("frontier.json")["adaptation"]["domains"]:
         name = f"**{each['domain']}**" if each["trained_on"] else each["domain"]
         lines.append(f"| {name} | {each['before']:.2f} | {each['after']:.2f} | {each['general']:.2f} |")
     return "\n".join(lines)
 
 
-def _read() -> Any:
-    return json.loads(RESULT.read_text(encoding="utf-8"))
-
-
 def draw(folder: Path) -> None:
-    found = _read()
+    found = read("frontier.json")
     (folder / "frontier.png").write_bytes(as_png(plots.frontier(found["frontier"])))
     (folder / "adaptation.png").write_bytes(as_png(plots.adaptation(found["adaptation"])))
 

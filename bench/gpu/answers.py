@@ -16,6 +16,7 @@ from bench.gpu.subject import Subject, as_torch_comes
 from bench.gpu.timing import ratios, rounded, summary
 from stridelm import SamplingParams
 from stridelm.api import LanguageModel
+from stridelm.bench.quality import common
 from stridelm.settings import PLAIN
 
 Figures = dict[str, Any]
@@ -167,12 +168,6 @@ def _against(plain: list[Timed], others: list[Timed]) -> Figures:
         "identical_tokens": sum(common(first.tokens, other.tokens) for first, other in zip(plain, others, strict=True)),
         "all_tokens": sum(len(first.tokens) for first in plain),
     }
-
-
-def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many first tokens are the same."""
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
 
 
 def acceptance_by_depth(answers: list[Timed]) -> list[float]:

@@ -4,9 +4,7 @@ Its steps are measured. What they would give in tokens per second is a projectio
 the built-in model.
 """
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,13 +13,13 @@ from torch import nn
 from bench.gpu.steps import step_figures
 from bench.gpu.subject import Subject
 from bench.gpu.timing import rounded
+from bench.measured import read
 from bench.scale.step_cost import Shape
 from bench.scale.steps import Acceptance
 from stridelm.backends.gpu.forward import GpuForward
 from stridelm.backends.gpu.weights import SPARE_POSITIONS, Layer, Product, SequentialWeights, Weights
 
 Figures = dict[str, Any]
-ACCEPTANCE = Path(__file__).parents[1] / "results" / "acceptance.json"
 _GROUPS = {"maths": "held-out GSM8K train questions", "general": "own prompts of twelve kinds"}
 _MASKS = 8
 _POSITIONS = 4096
@@ -104,14 +102,14 @@ def large(subject: Subject) -> Iterator[Figures]:
 def acceptances(results: Figures) -> dict[str, tuple[str, Acceptance]]:
     """By group, where it was measured and what: by `decode` in the same file, or else by training/acceptance.py."""
     measured = results.get("decode", {}).get("groups", {})
-    kept = json.loads(ACCEPTANCE.read_text(encoding="utf-8"))
+    kept = read("acceptance.json")
     found: dict[str, tuple[str, Acceptance]] = {}
     for group, name in _GROUPS.items():
         rates = measured.get(group, {}).get("self", {}).get("acceptance_by_depth")
         if rates:
             found[group] = "decode", _unscaled(group, rates)
         else:
-            found[group] = f"bench/results/{ACCEPTANCE.name}", _unscaled(group, kept[name]["acceptance_by_depth"])
+            found[group] = "bench/results/acceptance.json", _unscaled(group, kept[name]["acceptance_by_depth"])
     return found
 
 

@@ -41,7 +41,7 @@ from typing import Any
 import torch
 import triton
 
-from stridelm.files import write_bytes
+from stridelm.files import write_json
 from stridelm.params import InputError
 from stridelm.settings import DEFAULT_MODEL
 from stridelm.train.record import circumstances
@@ -154,7 +154,7 @@ def read_results(file: Path) -> Figures:
 
 def write_results(file: Path, results: Figures) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(file, f"{json.dumps({name: results[name] for name in PARTS if name in results}, indent=1)}\n".encode())
+    write_json(file, {name: results[name] for name in PARTS if name in results})
 
 
 if __name__ == "__main__":

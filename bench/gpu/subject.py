@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 import stridelm
+from bench.measured import MATHS, prompts_by_kind
 from bench.scale.step_cost import MIDDLE, Shape
 from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
@@ -21,7 +21,6 @@ from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 
-PROMPTS = Path(__file__).parents[1] / "prompts"
 CACHE_TOKENS = 65536
 """64 users need more than the default."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -178,16 +177,13 @@ class Subject:
 
 
 def _maths() -> list[str]:
-    return [str(line.prompt) for line in read_prompts(PROMPTS / "gsm8k_heldout.jsonl")]
+    return [str(line.prompt) for line in read_prompts(MATHS)]
 
 
 def _general() -> list[str]:
     """Of all kinds in turn, without maths."""
-    kinds: dict[str, list[str]] = {}
-    for line in read_prompts(PROMPTS / "kinds.jsonl"):
-        if line.category != "maths":
-            kinds.setdefault(str(line.category), []).append(str(line.prompt))
-    return [text for same_place in zip(*kinds.values(), strict=True) for text in same_place]
+    kinds = [texts for kind, texts in prompts_by_kind().items() if kind != "maths"]
+    return [text for same_place in zip(*kinds, strict=True) for text in same_place]
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from typing import Any
 
 from stridelm.settings import PLAIN
 
-RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import RESULTS, read, spread, table
+
 SHARE, OVER_PEER, OVER_COMPILED, WIDE, WIDE_LARGE = 0.75, 10.0, 1.35, 1.3, 1.2
 """Goals: share of the tokens per forward; over transformers' `generate`; over a compiled step; 64 rows over one."""
 WITHIN = 1.1
@@ -24,12 +26,12 @@ Row = list[str]
 
 def gpu() -> str:
     """For docs/fill_tables.py."""
-    return gpu_tables(json.loads(RESULT.read_text(encoding="utf-8")))
+    return gpu_tables(read("gpu.json"))
 
 
 def gpu_in_short() -> str:
     """One user, for docs/performance.md."""
-    results = json.loads(RESULT.read_text(encoding="utf-8"))
+    results = read("gpu.json")
     groups, compiled, exact = results["decode"]["groups"], results["compile"], results["exact"]["comparisons"][0]
     rows = [
         [name, *(f"{ways[way]['tokens_per_second']['median']:,.0f}" for ways in groups.values())]
@@ -43,10 +45,10 @@ def gpu_in_short() -> str:
         ]
     )
     rows.append(["tokens per forward", *(f"{ways['auto']['tokens_per_forward']:.2f}" for ways in groups.values())])
-    table = _lines(["one user, tokens/s", *groups], rows)
+    shown = table(["one user, tokens/s", *groups], rows)
     made = results["decode"]["circumstances"]
     return (
-        f"{table}\n\nGreedy, up to {results['decode']['tokens']} tokens, medians. {exact['identical_tokens']:,} of "
+        f"{shown}\n\nGreedy, up to {results['decode']['tokens']} tokens, medians. {exact['identical_tokens']:,} of "
         f"{exact['tokens']:,} tokens of {exact['prompts']} answers are identical to plain decoding's. A plain step "
         f"takes {compiled['our_step']['median']:.2f} ms; transformers' network under `torch.compile` takes "
         f'{compiled["compiled"]["median"]:.2f} ms ("reduce-overhead", static cache). {made["machine"]["device"]}, '
@@ -57,7 +59,7 @@ def gpu_in_short() -> str:
 def gpu_tables(results: Figures) -> str:
     """Everything that the results hold, part by part; what they do not hold is left out."""
     bars = list(_bars(results))
-    tables = [_lines(["", "measured", "goal", "reached"], bars)] if bars else []
+    tables = [table(["", "measured", "goal", "reached"], bars)] if bars else []
     for part, make in _DETAILS.items():
         if _has_figures(results, part):
             tables.append(make(results[part]))
@@ -79,7 +81,7 @@ def _bars(results: Figures) -> Iterator[Row]:
         if found["is_replayed"]:
             yield _bar(name, found["ratio"], OVER_COMPILED, most=True)
         else:
-            yield [name, f"{_spread(found['ratio'])}x", f"at most {OVER_COMPILED}x",
+            yield [name, f"{spread(found['ratio'])}x", f"at most {OVER_COMPILED}x",
                    "not judged: their step was not replayed from a graph"]  # fmt: skip
     for part, model, asked in (("steps", "135M", WIDE), ("large", "8B-shaped", WIDE_LARGE)):
         for name, ratio in parts.get(part, {}).get("over_one_row", {}).items():
@@ -105,11 +107,11 @@ def _bars(results: Figures) -> Iterator[Row]:
             ratio = found["ratio"]
             verdict = _verdict(1 / WITHIN <= ratio["median"] <= WITHIN)
             name = f"{group}, {_NAMES[way]}: `stridelm bench` over `decode`"
-            yield [name, f"{_spread(ratio)}x", f"within {WITHIN - 1:.0%}", verdict]
+            yield [name, f"{spread(ratio)}x", f"within {WITHIN - 1:.0%}", verdict]
     if "ratio" in parts.get("rollouts", {}):
         found = parts["rollouts"]
         name = f"rollouts, {found['sequences']:,} sequences, over {found['ratio']['over']}"
-        yield [name, f"{_spread(found['ratio'])}x", "well above 1x", _verdict(found["ratio"]["median"] > 1)]
+        yield [name, f"{spread(found['ratio'])}x", "well above 1x", _verdict(found["ratio"]["median"] > 1)]
 
 
 def _decode_bars(decode: Figures) -> Iterator[Row]:
@@ -129,7 +131,7 @@ def _decode_bars(decode: Figures) -> Iterator[Row]:
 
 def _bar(name: str, found: Figures, asked: float, *, most: bool = False) -> Row:
     is_met = found["median"] <= asked if most else found["median"] >= asked
-    return [name, f"{_spread(found)}x", f"{'at most' if most else 'at least'} {asked:g}x", _verdict(is_met)]
+    return [name, f"{spread(found)}x", f"{'at most' if most else 'at least'} {asked:g}x", _verdict(is_met)]
 
 
 def _verdict(is_met: bool) -> str:
@@ -146,36 +148,36 @@ def _decode(found: Figures) -> str:
             if way not in ways:
                 continue
             each = ways[way]
-            up = "" if "speed_up" not in each else f"{_spread(each['speed_up'])}x"
-            over = f"{_spread(each['over_transformers'])}x" if "over_transformers" in each else ""
+            up = "" if "speed_up" not in each else f"{spread(each['speed_up'])}x"
+            over = f"{spread(each['over_transformers'])}x" if "over_transformers" in each else ""
             same = "" if "identical_tokens" not in each else f"{each['identical_tokens']:,} of {each['all_tokens']:,}"
             rows.append(
                 [
-                    group, name, _spread(each["tokens_per_second"], 0), _spread(each["milliseconds_per_token"], 3),
+                    group, name, spread(each["tokens_per_second"], 0), spread(each["milliseconds_per_token"], 3),
                     f"{each['tokens_per_forward']:.2f}", up, over, same,
                 ]
             )  # fmt: skip
     heads = ["one user", "", "tokens/s", "ms per token", "tokens per forward", "over plain", "over transformers"]
-    return _lines([*heads, "tokens identical to plain decoding"], rows)
+    return table([*heads, "tokens identical to plain decoding"], rows)
 
 
 def _steps(found: Figures) -> str:
     masks = found["forward_with_masks"]
     rows = [
-        [count, _spread(each, 3), _spread(masks[count], 3) if count in masks else ""]
+        [count, spread(each, 3), spread(masks[count], 3) if count in masks else ""]
         for count, each in found["forward"].items()
     ]
     name = f"{found['shape']} with random weights, " if "shape" in found else ""
-    forward = _lines([f"{name}rows per forward, context {found['context']}", "ms", "with masks, ms"], rows)
+    forward = table([f"{name}rows per forward, context {found['context']}", "ms", "with masks, ms"], rows)
     whole = [
-        [drafts, str(each["rows"]), _spread(each, 3), *_parts_of_step(found.get("parts", {}).get(drafts, {}))]
+        [drafts, str(each["rows"]), spread(each, 3), *_parts_of_step(found.get("parts", {}).get(drafts, {}))]
         for drafts, each in found["steps"].items()
     ]
-    return f"{forward}\n\n{_lines([f'{name}drafts per step', 'rows', 'step, ms', *_PARTS.values()], whole)}"
+    return f"{forward}\n\n{table([f'{name}drafts per step', 'rows', 'step, ms', *_PARTS.values()], whole)}"
 
 
 def _parts_of_step(parts: Figures) -> Row:
-    return [_spread(parts[name], 3) if name in parts else "" for name in _PARTS]
+    return [spread(parts[name], 3) if name in parts else "" for name in _PARTS]
 
 
 def _compile(found: Figures) -> str:
@@ -185,30 +187,30 @@ def _compile(found: Figures) -> str:
         "compiled": 'transformers\' network, static cache, torch.compile "reduce-overhead"',
         "eager": "the same, not compiled",
     }
-    rows = [[text, _spread(found[name], 3)] for name, text in names.items()]
-    return _lines([f"one token a step, context {found['context']}", "ms"], rows)
+    rows = [[text, spread(found[name], 3)] for name, text in names.items()]
+    return table([f"one token a step, context {found['context']}", "ms"], rows)
 
 
 def _attention(found: Figures) -> str:
     ways = list(dict.fromkeys(way for each in found["steps"].values() for way in each if way != "ratios"))
     rows = [
-        [name, *(_spread({key: 1000 * each[way][key] for key in ("median", "low", "high")}, 1) if way in each else ""
+        [name, *(spread({key: 1000 * each[way][key] for key in ("median", "low", "high")}, 1) if way in each else ""
                  for way in ways)]
         for name, each in found["steps"].items()
     ]  # fmt: skip
-    return _lines(["attention of one layer, µs", *ways], rows)
+    return table(["attention of one layer, µs", *ways], rows)
 
 
 def _batches(found: Figures) -> str:
     rows = [
         [
-            count, _spread(each[PLAIN], 0), _spread(each["auto"], 0), f"{_spread(each['ratio'])}x",
+            count, spread(each[PLAIN], 0), spread(each["auto"], 0), f"{spread(each['ratio'])}x",
             f"{each['tokens_per_forward']:.2f}", f"{each['identical_answers']} of {each['answers']}",
         ]
         for count, each in found["users"].items()
     ]  # fmt: skip
     heads = ["users", "plain, total tokens/s", "`auto`", "", "tokens per forward", "answers identical to plain"]
-    return _lines(heads, rows)
+    return table(heads, rows)
 
 
 def _arrivals(found: Figures) -> str:
@@ -221,21 +223,21 @@ def _arrivals(found: Figures) -> str:
         for count, each in found["users"].items()
     ]  # fmt: skip
     heads = [f"users, one every {found['gap_milliseconds']:.0f} ms", "requests", "answered", "left early", "greedy"]
-    return _lines([*heads, "sampled", "own forwards", "host's", "total tokens/s"], rows)
+    return table([*heads, "sampled", "own forwards", "host's", "total tokens/s"], rows)
 
 
 def _agreement(found: Figures) -> str:
     rows = [
-        [group, _NAMES[way], _spread(each["bench"], 0), _spread(each["decode"], 0), found["paths"][way]]
+        [group, _NAMES[way], spread(each["bench"], 0), spread(each["decode"], 0), found["paths"][way]]
         for group, ways in found["groups"].items()
         for way, each in ways.items()
     ]
-    return _lines(["tokens/s after the first", "", "`stridelm bench`", "`decode`", "path"], rows)
+    return table(["tokens/s after the first", "", "`stridelm bench`", "`decode`", "path"], rows)
 
 
 def _rollouts(found: Figures) -> str:
-    rows = [[name, _spread(each, 0)] for name, each in found["tokens_per_second"].items()]
-    return _lines([f"{found['sequences']:,} sequences, {found['tokens']} tokens each", "tokens/s"], rows)
+    rows = [[name, spread(each, 0)] for name, each in found["tokens_per_second"].items()]
+    return table([f"{found['sequences']:,} sequences, {found['tokens']} tokens each", "tokens/s"], rows)
 
 
 def _exact(found: Figures) -> str:
@@ -247,7 +249,7 @@ def _exact(found: Figures) -> str:
     ]
     if not rows:
         return "No answer differed from plain decoding."
-    return _lines(["departures of", "from", "prompt", "at token", "margin of the two best logits"], rows)
+    return table(["departures of", "from", "prompt", "at token", "margin of the two best logits"], rows)
 
 
 def _large(found: Figures) -> str:
@@ -261,7 +263,7 @@ def _large(found: Figures) -> str:
         for group, each in made["groups"].items()
     ]  # fmt: skip
     heads = ["**projection**, not measured", "", "drafts", "tokens per forward", "tokens/s", "over plain"]
-    return f"{_steps(found)}\n\n{_lines(heads, rows)}"
+    return f"{_steps(found)}\n\n{table(heads, rows)}"
 
 
 _DETAILS = {
@@ -302,19 +304,10 @@ def _notes(results: Figures) -> list[str]:
     return notes
 
 
-def _spread(found: Figures, digits: int = 2) -> str:
-    median, low, high = (f"{found[name]:,.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
-
-
 def _users(count: str) -> str:
     return "1 user" if count == "1" else f"{count} users"
 
 
-def _lines(heads: Row, rows: list[Row]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
-
-
 if __name__ == "__main__":
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULT
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gpu.json"
     print(gpu_tables(json.loads(file.read_text(encoding="utf-8"))))

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from bench.gpu.answers import clear, common
+from bench.gpu.answers import clear
 from bench.gpu.subject import Subject
 from bench.gpu.timing import ratios, rounded, summary
 from stridelm import SamplingParams
 from stridelm.api import LanguageModel
+from stridelm.bench.quality import common
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
 from stridelm.settings import PLAIN

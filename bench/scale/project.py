@@ -9,7 +9,6 @@ the speed of its training (training/speed.py). Assumed: that a large model's dra
 small one's; the links between GPUs; the price of an hour. Decoding only: prompts and the scheduler are not counted.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -19,6 +18,7 @@ from typing import Any
 from stridelm.settings import field_docs
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import BENCH, RESULTS, script_parser, write
 from bench.scale.shapes import (
     HALF,
     WHOLE,
@@ -34,9 +34,7 @@ from bench.scale.shapes import (
 from bench.scale.step_cost import LARGE, MIDDLE, SMALL, Shape
 from bench.scale.steps import Acceptance, Curve, Layout, Links, Plan, Setting, StepCosts, best
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "bench" / "results"
-SHIPPED = ROOT / "src" / "stridelm" / "adapters" / "smollm2" / "train.json"
+SHIPPED = BENCH.parent / "src" / "stridelm" / "adapters" / "smollm2" / "train.json"
 LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "8B": (Layout(),),
     "70B": (Layout(2), Layout(4), Layout(8), Layout(1, 2), Layout(8, 2)),
@@ -264,9 +262,8 @@ def curves(step_costs: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, RESULTS / "scale.json")
     parser.add_argument("--step-costs", type=Path, default=RESULTS / "step_cost_h200.json")
-    parser.add_argument("--json", type=Path, default=RESULTS / "scale.json")
     for kind in (Inputs, Links):
         docs = field_docs(kind)
         for each in fields(kind):
@@ -278,7 +275,7 @@ def main() -> None:
     links = Links(**{each.name: options[each.name] for each in fields(Links)})
     named = {each.name: options[each.name] for each in fields(Inputs) if each.name != "links"}
     made = report(read(options["step_costs"]), Inputs(**named, links=links))
-    options["json"].write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    write(options["json"], made)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Points come in order of importance; when `--seconds` are over, the rest is left 
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -33,6 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from stridelm.files import write_json
 
 RANK = 64
 MOST_ROWS = 2048
@@ -349,7 +350,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _write(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(path, report)
 
 
 def main() -> None:

@@ -1,25 +1,16 @@
 """The tables of docs/scale.md, from what bench/scale/project.py has written."""
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from bench.measured import read, table
+
 _ROWS = (1, 2, 4, 5, 9, 16, 25, 36, 64, 81)
-
-
-def _read() -> Any:
-    return json.loads((RESULTS / "scale.json").read_text(encoding="utf-8"))
-
-
-def _lines(heads: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
 
 
 def in_short() -> str:
     """Of each model's first layout, with the fewest and the most users."""
-    content, lines = _read(), []
+    content, lines = read("scale.json"), []
     for name, model in content["models"].items():
         first = model["serving"][0]["layout"]
         entries = [entry for entry in _serving(content, name) if entry["layout"] == first]
@@ -39,7 +30,7 @@ def in_short() -> str:
 
 def inputs() -> str:
     """What is assumed, and where the rest was measured."""
-    content = _read()
+    content = read("scale.json")
     given, links, where = content["inputs"], content["inputs"]["links"], content["step_costs"]
     rows = [
         ["price of a GPU", f"${given['price']:.2f} an hour"],
@@ -56,7 +47,7 @@ def inputs() -> str:
         f"{100 * where['steady']:.0f} % of the median"
     )
     missing = "" if where["complete"] else f". Not measured: {'; '.join(map(left_out, where['left_out']))}"
-    return _lines(["assumed", ""], rows) + told + missing + "."
+    return table(["assumed", ""], rows) + told + missing + "."
 
 
 def left_out(told: str) -> str:
@@ -83,17 +74,17 @@ def _link(pace: float, latency: float) -> str:
 def steps() -> str:
     """T(q), by rows per sequence."""
     rows = []
-    for curve in _read()["step_costs"]["curves"]:
+    for curve in read("scale.json")["step_costs"]["curves"]:
         times = curve["milliseconds"]
         shard = f", a rank of TP {curve['ranks']}" if curve["ranks"] > 1 else ""
         cells = [f"{times[str(row)]:.2f}" if str(row) in times else "" for row in _ROWS]
         rows.append([f"{curve['model']}{shard}", str(curve["batch"]), *cells])
-    return _lines(["ms", "sequences", *(f"{row} row{'s' if row > 1 else ''}" for row in _ROWS)], rows)
+    return table(["ms", "sequences", *(f"{row} row{'s' if row > 1 else ''}" for row in _ROWS)], rows)
 
 
 def memory() -> str:
     rows = []
-    for name, model in _read()["models"].items():
+    for name, model in read("scale.json")["models"].items():
         held = model["memory"]
         rooms = ", ".join(f"{layout}: {count:,}" for layout, count in held["sequences_of_2048"].items())
         rows.append(
@@ -103,7 +94,7 @@ def memory() -> str:
             ]
         )  # fmt: skip
     heads = ["", "parameters", "weights", "KV cache a token", "adapter", "sequences of 2,048 tokens that fit"]
-    return _lines(heads, rows)
+    return table(heads, rows)
 
 
 def _serving(content: dict[str, Any], model: str) -> list[dict[str, Any]]:
@@ -112,7 +103,7 @@ def _serving(content: dict[str, Any], model: str) -> list[dict[str, Any]]:
 
 
 def serving(model: str) -> str:
-    content = _read()
+    content = read("scale.json")
     names = list(next(iter(content["models"].values()))["serving"][0]["exact"])
     heads = ["", "users", "one at a time: tokens/s a user", "a GPU", "$ a million"]
     for name in names:
@@ -129,7 +120,7 @@ def serving(model: str) -> str:
         row += [_times(each) for each in entry["plugin"].values()]
         row.append(_times(entry["two_models"]) if "two_models" in entry else _without(entry))
         rows.append(row)
-    return _lines(heads, rows)
+    return table(heads, rows)
 
 
 def _paces(entry: dict[str, Any]) -> list[str]:
@@ -170,19 +161,19 @@ def serving_70b() -> str:
 
 def published() -> str:
     """ConfAdapt of the 8B model at the published tokens per forward."""
-    entries = _serving(_read(), "8B")
+    entries = _serving(read("scale.json"), "8B")
     heads = ["threshold", "accuracy there", "tokens per forward there"]
     heads += [_users(entry) for entry in entries]
     rows = []
     for place, point in enumerate(entries[0]["published"]):
         times = [f"{entry['published'][place]['over_plain']:.2f}x" for entry in entries]
         rows.append([f"{point['threshold']}", f"{point['accuracy']} %", f"{point['tokens_per_forward']}", *times])
-    return _lines(heads, rows)
+    return table(heads, rows)
 
 
 def training() -> str:
     rows = []
-    for name, model in _read()["models"].items():
+    for name, model in read("scale.json")["models"].items():
         made = model["training"]
         needs = f"{made['bytes'] / 1e9:,.0f} GB; with one text {made['bytes_one_text'] / 1e9:,.0f}"
         fits = "yes" if made["fits_one_gpu"] else "with fewer texts" if made["one_text_fits_one_gpu"] else "no"
@@ -197,4 +188,4 @@ def training() -> str:
         )  # fmt: skip
     heads = ["", "adapter: memory a GPU", "fits", "GPU hours: steps + rollouts", "hours of steps on 1 / 8 / 16 GPUs"]
     heads += ["cost", "`full`: GB a process of 8 / 16 / 64, without activations"]
-    return _lines(heads, rows)
+    return table(heads, rows)

@@ -3,22 +3,22 @@
 python bench/training/acceptance.py --json bench/results/acceptance.json     # an hour on one core, seconds on a GPU
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-PROMPTS = Path(__file__).parents[1] / "prompts"
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import PROMPTS, script_parser, write
+
 SETS = {"held-out GSM8K train questions": "gsm8k_heldout.jsonl", "own prompts of twelve kinds": "kinds.jsonl"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True)
+    parser = script_parser(__doc__, needs_json=True)
     options, further = parser.parse_known_args()
     report = {name: measure(PROMPTS / file, further) for name, file in SETS.items()}
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.json, report)
 
 
 def measure(prompts: Path, further: list[str]) -> dict[str, object]:

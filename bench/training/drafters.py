@@ -7,8 +7,8 @@ taken as far as it is right. What drafting costs is not counted; `bench/decoding
 """
 
 import argparse
-import json
 import platform
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +29,11 @@ from stridelm.train.answers import greedy_answers
 from stridelm.train.rollouts import Text
 from stridelm.train.students.student import Student
 
-BENCH = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import BENCH, KINDS, MATHS, script_parser, write
+
 SHIPPED = BENCH.parent / "src" / "stridelm" / "adapters"
-PROMPTS = {"GSM8K, held out": "gsm8k_heldout.jsonl", "twelve kinds": "kinds.jsonl"}
+SETS = {"GSM8K, held out": MATHS, "twelve kinds": KINDS}
 DRAFTS = 8
 
 
@@ -60,7 +62,7 @@ class NgramReader:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, needs_json=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--adapter", type=Path, default=SHIPPED / "smollm2")
     parser.add_argument("--heads", type=Path, default=SHIPPED / "smollm2-heads")
@@ -68,7 +70,6 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--count", type=int, help="of each file, the first so many prompts")
-    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     checkpoint = load_checkpoint(options.model, LoadSettings(device=options.device), trainable=True)
     report: dict[str, Any] = {
@@ -79,8 +80,8 @@ def main() -> None:
         "prompts": {},
     }
     readers = _readers(checkpoint, options)
-    for name, file in PROMPTS.items():
-        lines = read_prompts(BENCH / "prompts" / file)[: options.count]
+    for name, file in SETS.items():
+        lines = read_prompts(file)[: options.count]
         answers = greedy_answers(checkpoint, lines, options.max_tokens, 64, lambda what, done, of: None)
         texts = [answers[number] for number in range(len(lines))]
         report["prompts"][name] = {}
@@ -88,7 +89,7 @@ def main() -> None:
             entry = _measured(reader, lines, texts)
             report["prompts"][name][drafter] = entry
             print(f"{name}, {drafter}: {entry['tokens_per_forward']:.2f} tokens per forward", flush=True)
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+            write(options.json, report)
 
 
 def _readers(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, Reader]:

@@ -19,8 +19,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-BENCH = Path(__file__).parents[1]
-HELD_OUT = BENCH / "prompts" / "gsm8k_heldout.jsonl"
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import BENCH, MATHS, script_parser, write
+
 COMMON = ["--k", "9", "--depth-decay", "1", "--texts", "16", "--length", "448", "--anchors", "48", "--held-out", "64"]
 ADAPTER = ["--rank", "32", "--learning-rate", "1e-3"]
 PLAIN_ADAPTER = [*ADAPTER, "--sequential-size", "0"]
@@ -45,11 +46,10 @@ VARIANTS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__, needs_json=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--prompts", type=Path, required=True, help="questions with answers")
     parser.add_argument("--runs", type=Path, required=True, help="a folder for the runs")
-    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--unverified", type=Path, help="also measure unverified decoding, into this file")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
@@ -62,7 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     options.runs.mkdir(parents=True, exist_ok=True)
     questions = options.runs / "held-out.jsonl"
-    questions.write_text("".join(HELD_OUT.open(encoding="utf-8").readlines()[: options.count]), encoding="utf-8")
+    questions.write_text("".join(MATHS.open(encoding="utf-8").readlines()[: options.count]), encoding="utf-8")
     bench = _Bench(options, questions)
     first, *others = options.only
     bench.run(first)
@@ -87,7 +87,7 @@ class _Bench:
         with self.lock:
             file = self.options.json
             held = json.loads(file.read_text()) if file.is_file() else {}
-            file.write_text(json.dumps(held | {name: entry}, indent=2) + "\n")
+            write(file, held | {name: entry})
         print(f"{name}: {json.dumps(entry['verified'])[:400]}", flush=True)
 
     def _run(self, name: str, folder: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class _Bench:
             held = json.loads(options.unverified.read_text()) if options.unverified.is_file() else {}
             fresh = json.loads(own.read_text())
             fresh["subjects"] = held.get("subjects", {}) | fresh["subjects"]
-            options.unverified.write_text(json.dumps(fresh, indent=1) + "\n")
+            write(options.unverified, fresh)
 
 
 def _call(*arguments: str) -> str:

@@ -4,9 +4,9 @@ Every step is a whole one: teacher's pass, student's pass, loss, backward, optim
 length, so that no padding is counted as work.
 """
 
-import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,15 +20,17 @@ from stridelm.train.rollouts import Rollouts, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import script_parser, write
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     for name, default in (("texts", 32), ("length", 448), ("anchors", 48), ("k", 9), ("rank", 56)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--steps", type=int, default=100, help="timed, in ten parts, after ten that are not")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     shape = {name: getattr(options, name) for name in ("texts", "length", "anchors", "k", "rank")}
     settings = TrainSettings(**shape, steps=10**6, held_out=1)
@@ -54,8 +56,7 @@ def main() -> None:
         "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1) if torch.cuda.is_available() else None,
     }  # fmt: skip
     print(json.dumps(report))
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write(options.json, report)
 
 
 def run(trainer: Trainer, first: int, count: int) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from stridelm.backends.torch.checkpoint import load_checkpoint
+from stridelm.files import write_json
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.rollouts import RolloutStore
@@ -60,7 +61,7 @@ def main() -> None:
             }
         )
         print(json.dumps(results[-1]), flush=True)
-        options.json.write_text(json.dumps({"base": options.base, "runs": results}, indent=2) + "\n")
+        write_json(options.json, {"base": options.base, "runs": results})
 
 
 if __name__ == "__main__":

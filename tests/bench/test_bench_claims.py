@@ -1,14 +1,13 @@
 """docs/claims.md: verdicts follow from the figures, and what is to be run exists."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import claims_tables
-from bench.claims_tables import HOLDS, NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim, percent, verdict
+from bench import claims_tables, measured
+from bench.claims_tables import NOT, OWN, PARTLY, PUBLISHED, VERDICTS, Claim
 
 ROOT = Path(__file__).parent.parent.parent
 CLAIMS = (*PUBLISHED, *OWN)
@@ -43,7 +42,7 @@ def test_another_figure_gives_another_verdict(
     monkeypatch: pytest.MonkeyPatch, name: str, file: str, path: tuple[str, ...], figure: Any, expected: str
 ) -> None:
     def read(asked: str) -> Any:
-        content = json.loads((claims_tables.RESULTS / asked).read_text())
+        content = measured.read(asked)
         if asked == file:
             place = content
             for key in path[:-1]:
@@ -53,8 +52,3 @@ def test_another_figure_gives_another_verdict(
 
     monkeypatch.setattr(claims_tables, "read", read)
     assert getattr(claims_tables, name)()[1] == expected
-
-
-def test_words() -> None:
-    assert [verdict(True, True), verdict(True, False), verdict(False)] == [HOLDS, PARTLY, NOT]
-    assert percent(0.041, 1) == "4.1 %"

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from rich.console import Console, RenderableType
 
-from bench.quick_tables import RESULT
+from bench.measured import RESULTS, read
 from bench_reports import EXACT, HOSTILE, LOOPING, LOSSY, PLAIN, SERVER, made_report
 from stridelm.bench.charts import Chart, charts
 from stridelm.bench.compare import WITHIN, changes, compare, warnings
@@ -351,8 +351,8 @@ def test_the_file_carries_what_the_page_shows(report: Report, shown_figures: Pag
 
 
 def test_the_shipped_report_carries_the_figures_of_its_records() -> None:
-    carried = json.loads(RESULT.read_text())["figures"]
-    assert carried == json.loads(json.dumps(asdict(page_figures(read_report(RESULT)))))
+    carried = read("bench-quick.json")["figures"]
+    assert carried == json.loads(json.dumps(asdict(page_figures(read_report(RESULTS / "bench-quick.json")))))
 
 
 def test_where_two_texts_part() -> None:

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from bench.scale import project as scale
 from bench.scale import shapes as scale_shapes
 from bench.scale import step_cost as step_cost_h200
-from bench.scale import tables as scale_tables
 from bench.scale.step_cost import LARGE, MIDDLE, SMALL, Shape
 from bench.scale.steps import (
     ALTERNATING,
@@ -215,27 +214,6 @@ def test_the_report_is_that_of_the_measured_steps() -> None:
                 assert exact["dollars_per_million_tokens"] <= plain["dollars_per_million_tokens"]
             if entry["plugin"]:  # as docs/scale.md advises
                 assert entry["plugin"]["maths"]["over_plain"] > entry["two_models"]["over_plain"]
-
-
-def test_what_was_not_measured_is_told_in_words() -> None:
-    assert scale_tables.left_out("70B / 1, 8 layers, rank 64") == "8 layers of 70B with an adapter of rank 64"
-    part = scale_tables.left_out("70B / 2, 4 layers, rank 8: from (32, 36, 2048)")
-    whose, point = "4 layers of 70B, a rank of TP 2 with an adapter of rank 8", "32 sequences of 36 rows"
-    assert part == f"{whose}, from {point} at a context of 2,048 on"
-    error = "70B / 1, 8 layers, rank 0: (1, 2, 512): out of memory"
-    assert scale_tables.left_out(error) == error, "what has no other words"
-
-
-def test_the_document_shows_the_report() -> None:
-    text = (ROOT / "docs" / "scale.md").read_text()
-    shown = {
-        "scale in short": scale_tables.in_short, "scale inputs": scale_tables.inputs,
-        "scale steps": scale_tables.steps, "scale memory": scale_tables.memory,
-        "scale 8B": scale_tables.serving_8b, "scale 70B": scale_tables.serving_70b,
-        "scale published": scale_tables.published, "scale training": scale_tables.training,
-    }  # fmt: skip
-    for name, table in shown.items():
-        assert f"<!-- {name} -->\n{table()}\n<!-- end {name} -->" in text, "run `make tables`"
 
 
 # The measurement itself, on a CPU.

@@ -2,10 +2,8 @@
 
 import math
 
-import pytest
-
 from bench.decoding.text_quality import Judged, as_strides, misfits, repeated_tokens, repetition_by_depth, total
-from stridelm.bench.quality import Share, agreement, repeated_ngrams
+from stridelm.bench.quality import Share, repeated_ngrams
 
 
 def judged(*tokens: tuple[float, int]) -> Judged:
@@ -18,14 +16,6 @@ def test_shares_add_up() -> None:
     assert (whole, whole.share) == (Share(4, 10), 0.4)
     assert Share().share == 0
     assert Share(1, 3).entry() == {"count": 1, "of": 3, "share": 0.33333}
-
-
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [([1, 2, 3, 4], 1), ([1, 2, 3, 4, 5], 1), ([1, 2, 9, 4], 0.5), ([9, 2, 3, 4], 0), ([1, 2, 3], 0.75), ([], 0)],
-)
-def test_agreement_ends_at_the_first_other_token(other: list[int], expected: float) -> None:
-    assert agreement([1, 2, 3, 4], other) == expected
 
 
 def test_repeated_ngrams_are_those_that_occurred_before() -> None:

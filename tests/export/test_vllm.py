@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from bench.engines import two_pass
-from bench.engines.vllm_server import BENCH, VENV, Server, export, messages_of, plain, serving
+from bench.engines.vllm_server import VENV, Server, export, messages_of, plain, serving
+from bench.measured import KINDS, MATHS
 from stridelm.backends.common.processor import processor_entry
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.export.hf_folder import load_base, write_plain
@@ -48,9 +49,7 @@ POINTS = 0.03
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Half of them maths, half of all kinds."""
-    maths, kinds = (
-        (BENCH / "prompts" / name).read_text().splitlines() for name in ("gsm8k_heldout.jsonl", "kinds.jsonl")
-    )
+    maths, kinds = (file.read_text().splitlines() for file in (MATHS, KINDS))
     file = tmp_path_factory.mktemp("questions") / "questions.jsonl"
     half = COUNT // 2
     file.write_text("\n".join([*maths[:half], *kinds[:: len(kinds) // half][:half]]) + "\n")
@@ -194,7 +193,7 @@ def test_sampling_among_one_token_is_greedy_and_seeds_hold(served: tuple[str, Se
     path, server = served
     if path == "ungated":
         pytest.skip("vLLM 0.32's own sampling of drafts is broken on a CPU: docs/engines.md")
-    for messages in messages_of(BENCH / "prompts" / "kinds.jsonl", 3):
+    for messages in messages_of(KINDS, 3):
         greedy = server.ask(messages, max_tokens=32)
         assert server.ask(messages, max_tokens=32, temperature=0.9, top_k=1) == greedy
         first = server.ask(messages, max_tokens=32, temperature=0.9, seed=3)
