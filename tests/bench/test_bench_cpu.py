@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench.cpu import report as cpu_report
 from bench.cpu import run as cpu
-from bench.cpu.peers import Absent, Answer, Process
+from bench.cpu.peers import DEFAULT, SUBJECTS, Absent, Answer, Process, command
 from bench.cpu.report import Run
 from stridelm.params import InputError
 
@@ -140,3 +140,26 @@ def test_a_process_that_cannot_load_says_why(tmp_path: Path) -> None:
         Process([sys.executable, "-c", "import sys; sys.exit('out of memory')"])
     with pytest.raises(Absent, match="No such file"):
         Process([str(tmp_path / "missing")])
+
+
+def test_subjects_are_chosen_by_name() -> None:
+    assert cpu.choose_subjects(None) == list(DEFAULT) and set(DEFAULT) <= set(SUBJECTS)
+    assert cpu.choose_subjects("llama.cpp, transformers") == ["llama.cpp", "transformers"]
+    with pytest.raises(InputError, match="no subject 'llama'"):
+        cpu.choose_subjects("llama")
+
+
+def test_labels_keep_apart() -> None:
+    assert cpu_report.apart([3.0, 1.0, 1.5], 1.0) == [3.0, 1.0, 2.0]
+
+
+def test_a_peer_that_does_not_answer_in_time_is_absent() -> None:
+    with pytest.raises(Absent, match="ended without an answer"):
+        Process([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
+
+
+def test_a_peer_that_is_not_set_up_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for peer in ("llama.cpp", "openvino"):
+        with pytest.raises(Absent, match="--setup"):
+            command(peer, tmp_path / "model.gguf", 2)

@@ -15,8 +15,7 @@ A row sees its ancestors and nothing else, and a gated adapter applies to mask r
 are the model's own, and every token is drawn from them, in order, as in plain decoding; drafts decide only how many of
 these draws one forward serves.
 
-Shape letters: R real rows, M mask rows, D depths of a chain, C model width, V vocabulary, S state of the head,
-N candidates.
+Shape letters: R real rows, M mask rows, D chain depth, C model width, V vocabulary, S head's state, N candidates.
 """
 
 import json
@@ -36,8 +35,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils.hub import cached_file
 
-# If a forward over ten rows costs twice as much as one over a single row, as on a CPU, more masks or drafts would not
-# pay; on a GPU they would gain little.
+# On a CPU, where ten rows cost twice as much as one, more masks or drafts would not pay; on a GPU they gain little.
 MASKS = 3
 """Maximum number of masks in a chain, and so of drafts per step."""
 WORTH_A_DRAFT = 0.05
