@@ -138,8 +138,8 @@ class LanguageModel:
         self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._resources.is_wide else _SHARED_PREFILL_ROWS
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
-        """A sequence that writes nothing. Its strides hold the probability of each token, from the second on, and of the
-        likeliest alternatives. The whole text is read again, even if cached; its context ends with the text."""
+        """A sequence that writes nothing. Its strides hold the probability of each token, from the second on, and those
+        of the likeliest alternatives. The whole text is read again, even if cached; the context ends with it."""
         return Sequence(tokens, _GREEDY, self._scoring, self.target.eos_ids, len(tokens), alternatives=alternatives)
 
     def sequence(self, tokens: list[int], params: SamplingParams, settings: DecodeSettings) -> Sequence:
