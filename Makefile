@@ -3,7 +3,8 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+# Without compiling: Python compiles what is imported, which is far less than what is installed.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS)
 export HF_HUB_OFFLINE ?= 1
 
 # Files are shared out among two processes, the long ones first (tests/conftest.py); each has one thread of torch.
@@ -15,9 +16,9 @@ AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
 help:
 	@echo "make demo         race one token at a time against several, on the built-in model"
-	@echo "make test         lint, types and tests; ten minutes on two cores"
-	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); two minutes"
-	@echo "make test-slow    the long checks, too; an hour"
+	@echo "make test         lint, types and tests; a quarter of an hour on two cores"
+	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); a minute"
+	@echo "make test-slow    the long checks, too"
 	@echo "make test-faults  put forty faults of one line each into copies: which test finds each; half an hour"
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
