@@ -61,6 +61,10 @@ def test_stop_strings_cut_where_the_whole_text_has_them_first(text: str, stops: 
     assert got == text
 
 
+def test_of_two_stop_strings_that_end_together_the_earlier_one_cuts() -> None:
+    assert "".join(pushed(TextStream(DECODE, ["b", "ab"]), TOKENIZER.encode("xab"))) == "x"
+
+
 def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
     stream = TextStream(DECODE, ["END"])
     assert [stream.push(token) for token in TOKENIZER.encode("aENxEN")] == ["a", "", "", "ENx", "", ""]

@@ -118,6 +118,7 @@ def test_definitions_that_others_add_to_are_open() -> None:
         reference = {"$ref": f"#/{name}/base"}
         check({"allOf": [reference, MORE], name: {"base": BASE}}, *both)
         check({**reference, **MORE, name: {"base": BASE}}, *both)
+    check({"allOf": [{"$ref": "#/$defs/a~01b"}, MORE], "$defs": {"a~1b": BASE}}, *both)  # ~0 is ~, ~1 is /
 
 
 OTHER: dict[str, Any] = {"type": "object", "properties": {"c": INTEGER}, "required": ["c"]}
