@@ -211,6 +211,16 @@ def test_what_nobody_holds_is_known_until_its_room_is_needed_the_oldest_first() 
     cache.free(holder)
 
 
+def test_a_text_that_has_just_ended_is_known_longer_than_one_that_ended_before() -> None:
+    cache = cache_of(4)
+    long, short = list(range(100, 117)), list(range(200, 217))
+    running = text_in(cache, long)
+    cache.free(text_in(cache, short))
+    cache.free(running)
+    cache.open(reserve=3 * BLOCK_SIZE)
+    assert cache.adopt(long).length == BLOCK_SIZE
+
+
 def test_the_same_text_behind_another_one_is_another_text() -> None:
     cache = cache_of(12)
     same = [7] * BLOCK_SIZE
