@@ -30,10 +30,10 @@ void stride_forward(const Model* model, const Cache* cache, const Step* step, vo
 // Any matrix times some rows of floats, each a whole number of groups long.
 void stride_product(const Matrix* matrix, int64_t activations, int64_t threads, const float* x, int64_t rows, float* y) {
   const int64_t size = matrix->groups * kGroup;
-  std::vector<int16_t> numbers(rows * size);
-  std::vector<float> scales(rows * matrix->groups), sums(rows * matrix->groups);
-  const Quantised quantised{numbers.data(), scales.data(), sums.data(), matrix->groups};
-  const auto as = static_cast<Activations>(activations);
+  QuantisedMemory memory;
+  memory.prepare(rows, size);
+  const Quantised quantised = memory.rows(size);
+  const Activations as = taken_by(matrix->kind, static_cast<Activations>(activations));
   for (int64_t row = 0; row < rows; row++) quantise_row(x + row * size, as, quantised, row);
   Team::instance().run(static_cast<int>(threads), [&](int thread, int count) {
     const Share share(matrix->panels, 1, thread, count);

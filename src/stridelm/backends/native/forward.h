@@ -137,10 +137,10 @@ class Forward {
       if (number > 0) add_product(row);
       save_input(number, row, hidden(row));
       normalise_to(row, layer.attention_norm, row);
-      quantise(row, work_.quantised(shape_.width), layer.query_key_value, low);
+      quantise(row, work_.quantised.rows(shape_.width), layer.query_key_value);
     }
     wait_for_all(threads);
-    compute_product(layer.query_key_value, low, work_.quantised(shape_.width), thread, threads);
+    compute_product(layer.query_key_value, low, work_.quantised.rows(shape_.width), thread, threads);
     const Share heads(shape_.heads + 2 * shape_.key_heads, 1, thread, threads);
     for (int64_t row = 0; row < step_.rows; row++)
       for (int64_t head = heads.first; head < heads.last; head++) rotate_and_store_head(layer, number, row, head);
@@ -157,10 +157,10 @@ class Forward {
     low = low_rank(number, &Adapter::attention_output);
     for (int64_t row = thread; row < step_.rows; row += threads) {
       pad_with_zeros(input(row), attended);
-      quantise(row, work_.quantised(attended), layer.attention_output, low);
+      quantise(row, work_.quantised.rows(attended), layer.attention_output);
     }
     wait_for_all(threads);
-    compute_product(layer.attention_output, low, work_.quantised(attended), thread, threads);
+    compute_product(layer.attention_output, low, work_.quantised.rows(attended), thread, threads);
   }
 
   void network(int64_t number, int thread, int threads) {
@@ -169,21 +169,21 @@ class Forward {
     for (int64_t row = thread; row < step_.rows; row += threads) {
       add_product(row);
       normalise_to(row, layer.mlp_norm, row);
-      quantise(row, work_.quantised(shape_.width), layer.gate_up, low);
+      quantise(row, work_.quantised.rows(shape_.width), layer.gate_up);
     }
     wait_for_all(threads);
     // A thread gates its own products, so its share is whole groups of 32; panels of gate and up alternate.
     constexpr int64_t unit = 2 * kGroup / kLanes;
-    compute_share(layer.gate_up, low, work_.quantised(shape_.width), unit, thread, threads);
+    compute_share(layer.gate_up, low, work_.quantised.rows(shape_.width), unit, thread, threads);
     const Share share(layer.gate_up.panels, unit, thread, threads);
     if (low) {
       wait_for_all(threads);
       add_low_rank(*low, share, thread);
     }
     low = low_rank(number, &Adapter::down);
-    for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer, low);
+    for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer);
     wait_for_all(threads);
-    compute_product(layer.down, low, work_.quantised_gated(shape_.inner), thread, threads);
+    compute_product(layer.down, low, work_.gated.rows(shape_.inner), thread, threads);
   }
 
   // The last norm and the output head, on wanted rows only.
@@ -195,7 +195,7 @@ class Forward {
       save_input(shape_.layers, row, input(row));
     }
     wait_for_all(threads);
-    const Quantised x = work_.quantised(shape_.width);
+    const Quantised x = work_.quantised.rows(shape_.width);
     for (int64_t i = thread; i < step_.wanted; i += threads) {
       normalise_to(step_.wanted_rows[i], model_.last_norm, i);
       if (step_.hidden) std::memcpy(step_.hidden + i * shape_.width, input(i), shape_.width * sizeof(float));
@@ -234,15 +234,10 @@ class Forward {
   }
 
   // Quantise the groups [first, last) of a row's input.
-  void quantise(int64_t row, const Quantised& x, const Matrix& matrix, const LowRank* low, int64_t first = 0,
-                int64_t last = -1) {
+  void quantise(int64_t row, const Quantised& x, const Matrix& matrix, int64_t first = 0, int64_t last = -1) {
     if (last < 0) last = x.groups;
-    for (int64_t group = first; group < last; group++) {
-      const float* values = input(row) + group * kGroup;
-      quantise_group(values, as(matrix), x, row, group);
-      if (low && row >= step_.real && as(matrix) == Activations::kInt8)
-        quantise_group(values, Activations::kInt16, work_.quantised_masks(x.groups), row - step_.real, group);
-    }
+    for (int64_t group = first; group < last; group++)
+      quantise_group(input(row) + group * kGroup, as(matrix), x, row, group);
   }
 
   // This thread's share of a product, and of the adapter's first factors on mask rows.
@@ -251,10 +246,8 @@ class Forward {
     const Share share(matrix.panels, unit, thread, threads);
     product(matrix, as(matrix), share.first, share.last, x, 0, step_.rows, work_.products.data(), work_.product_stride);
     if (!low) return;
-    const bool apart = as(matrix) == Activations::kInt8;
     const Share part(low->down.panels, 1, thread, threads);
-    product(low->down, Activations::kInt16, part.first, part.last, apart ? work_.quantised_masks(x.groups) : x,
-            apart ? 0 : step_.real, masks(), work_.low.data(), work_.low_stride);
+    product(low->down, as(matrix), part.first, part.last, x, step_.real, masks(), work_.low.data(), work_.low_stride);
   }
 
   // A whole product, the adapter's part included; complete for all threads on return.
@@ -280,15 +273,15 @@ class Forward {
       float* added = work_.added.data() + panels_before * kLanes;
       const Part& part = low.part[number];
       const int64_t rank = part.up.groups * kGroup;
-      const Quantised x = work_.quantised_low(thread, masks(), rank);
+      const Quantised x = work_.quantised_low[thread].rows(rank);
       for (int64_t row = 0; row < masks(); row++)
-        quantise_row(work_.low.data() + row * work_.low_stride + column, Activations::kInt16, x, row);
+        quantise_row(work_.low.data() + row * work_.low_stride + column, shape_.activations, x, row);
       const auto panel_at = [&](int64_t of_product) {
         const int64_t panel = (of_product - part.first + part.step - 1) / part.step;
         return std::clamp<int64_t>(panel, 0, part.up.panels);
       };
       const int64_t first = panel_at(std::max(own.first, part.first)), last = panel_at(std::max(own.last, part.first));
-      product(part.up, Activations::kInt16, first, last, x, 0, masks(), added, work_.product_stride);
+      product(part.up, shape_.activations, first, last, x, 0, masks(), added, work_.product_stride);
       for (int64_t row = 0; row < masks(); row++)
         for (int64_t panel = first; panel < last; panel++) {
           float* to = products(step_.real + row) + (part.first + panel * part.step) * kLanes;
@@ -337,7 +330,7 @@ class Forward {
   }
 
   // silu(gate) * up on this thread's share, as the input of the next product.
-  void gate(int64_t row, const Share& share, const Layer& layer, const LowRank* low) {
+  void gate(int64_t row, const Share& share, const Layer& layer) {
     const float* from = products(row);
     float* to = input(row);
     for (int64_t panel = share.first; panel < share.last; panel += 2) {
@@ -348,7 +341,7 @@ class Forward {
     if (share.last == layer.gate_up.panels) pad_with_zeros(to, shape_.inner);
     const int64_t per_group = 2 * kGroup / kLanes, groups = padded(shape_.inner) / kGroup;
     const int64_t last = std::min((share.last + per_group - 1) / per_group, groups);
-    quantise(row, work_.quantised_gated(shape_.inner), layer.down, low, share.first / per_group, last);
+    quantise(row, work_.gated.rows(shape_.inner), layer.down, share.first / per_group, last);
   }
 
   const Model& model_;

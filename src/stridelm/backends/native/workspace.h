@@ -24,10 +24,30 @@ void ensure(std::vector<Number>& memory, int64_t size) {
   if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
 }
 
+// Memory for quantised rows of any length up to a maximum.
+struct QuantisedMemory {
+  std::vector<int8_t> numbers;
+  std::vector<float> scales, sums;
+  std::vector<int32_t> offsets;
+
+  void prepare(int64_t rows, int64_t size) {
+    const int64_t groups = (rows + kInterleaved - 1) / kInterleaved * kInterleaved * padded(size) / kGroup;
+    ensure(numbers, groups * group_bytes(Activations::kInt16));
+    ensure(scales, groups);
+    ensure(sums, groups);
+    ensure(offsets, groups);
+  }
+  Quantised rows(int64_t size) {
+    return {numbers.data(), scales.data(), sums.data(), offsets.data(), padded(size) / kGroup};
+  }
+};
+
 struct Workspace {
   std::vector<float> hidden, input, products, added, low, cosines, sines, scratch;
-  std::vector<int16_t> numbers, gated_numbers, mask_numbers, low_numbers;
-  std::vector<float> scales, sums, gated_scales, gated_sums, mask_scales, mask_sums, low_scales, low_sums;
+  // Gated rows have separate memory: a thread that gates does not wait for threads that still read the previous
+  // product's input. Low rows are each thread's own: computing them takes no longer than waiting for another thread.
+  QuantisedMemory quantised, gated;
+  std::vector<QuantisedMemory> quantised_low;
   std::vector<int32_t> tails;
   std::vector<int64_t> tail_starts;
   std::vector<VisibleKeys> visible;
@@ -45,12 +65,8 @@ struct Workspace {
     ensure(hidden, rows * shape.width);
     ensure(input, rows * input_stride);
     ensure(products, rows * product_stride);
-    ensure(numbers, rows * input_stride);
-    ensure(scales, rows * input_stride / kGroup);
-    ensure(sums, rows * input_stride / kGroup);
-    ensure(gated_numbers, rows * padded(shape.inner));
-    ensure(gated_scales, rows * padded(shape.inner) / kGroup);
-    ensure(gated_sums, rows * padded(shape.inner) / kGroup);
+    quantised.prepare(rows, input_stride);
+    gated.prepare(rows, shape.inner);
     if (masks > 0) {
       low_stride = 0;  // the maximum over layers: an adapter may leave out parts in some of them
       for (int64_t number = 0; number < shape.layers; number++) {
@@ -60,13 +76,9 @@ struct Workspace {
                                adapter.down.down.outputs()});
       }
       ensure(added, masks * product_stride);
-      ensure(mask_numbers, masks * input_stride);
-      ensure(mask_scales, masks * input_stride / kGroup);
-      ensure(mask_sums, masks * input_stride / kGroup);
       ensure(low, masks * low_stride);
-      ensure(low_numbers, shape.threads * masks * low_stride);
-      ensure(low_scales, shape.threads * masks * low_stride / kGroup);
-      ensure(low_sums, shape.threads * masks * low_stride / kGroup);
+      quantised_low.resize(shape.threads);
+      for (QuantisedMemory& each : quantised_low) each.prepare(masks, low_stride);
     }
     ensure(cosines, rows * shape.head_size / 2);
     ensure(sines, rows * shape.head_size / 2);
@@ -77,22 +89,6 @@ struct Workspace {
     ensure(scratch, shape.threads * scratch_size);
     visible.resize(step.rows);
     tail_starts.resize(step.rows);
-  }
-
-  Quantised quantised(int64_t size) { return {numbers.data(), scales.data(), sums.data(), padded(size) / kGroup}; }
-  // Separate memory: a thread that gates does not wait for threads that still read the previous product's input.
-  Quantised quantised_gated(int64_t size) {
-    return {gated_numbers.data(), gated_scales.data(), gated_sums.data(), padded(size) / kGroup};
-  }
-  // The adapter's matrices need 16-bit rows: with 8-bit activations, mask rows are quantised a second time for them.
-  Quantised quantised_masks(int64_t groups) {
-    return {mask_numbers.data(), mask_scales.data(), mask_sums.data(), groups};
-  }
-  // Every thread has its own: computing them takes no longer than waiting for another thread would.
-  Quantised quantised_low(int thread, int64_t masks, int64_t rank) {
-    const int64_t first = thread * masks * low_stride;
-    return {low_numbers.data() + first, low_scales.data() + first / kGroup, low_sums.data() + first / kGroup,
-            rank / kGroup};
   }
 };
 
