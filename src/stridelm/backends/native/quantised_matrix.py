@@ -134,4 +134,3 @@ def pack_panels(groups: QuantisedMatrix, lanes: int) -> np.ndarray:
 
 def _by_panel(scales_OG: np.ndarray, lanes: int) -> np.ndarray:
     return scales_OG.reshape(-1, lanes, scales_OG.shape[1]).transpose(0, 2, 1)
-

@@ -71,11 +71,11 @@ class SequentialStep {
   }
 
   void multiply_by(const Matrix& matrix, int64_t rows, int thread, int threads) {
-    Team::instance().barrier.wait(threads);
+    Team::instance().wait(thread, threads);
     const Share share(matrix.panels, 1, thread, threads);
     product(matrix, Activations::kInt16, share.first, share.last, work_.quantised.rows(matrix.groups * kGroup), 0, rows,
             work_.products.data(), matrix.outputs());
-    Team::instance().barrier.wait(threads);
+    Team::instance().wait(thread, threads);
   }
 
   const Model& model_;

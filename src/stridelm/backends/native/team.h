@@ -1,14 +1,18 @@
 // A team of threads that run the same work together.
 //
-// A forward is one `run`, in which the threads meet at a barrier about two hundred times. They spin while they wait,
-// since that takes less than a microsecond. A thread that has spun for long yields, so that another process can use
-// its core; a thread without work for some milliseconds sleeps.
+// A forward is one `run`, in which the threads meet at a barrier 150 times or more. They spin while they wait, since
+// that takes less than a microsecond. A thread that has spun for long yields, so that another process can use its core;
+// a thread without work for some milliseconds sleeps.
+//
+// If other processes hold the cores, the first thread waits for threads that do not run, at every barrier, for as long
+// as the system lets others run. It notices that, goes on without them, and tries again after some runs.
 #pragma once
 
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -21,26 +25,51 @@
 namespace stride {
 
 constexpr int kSpins = 2000;  // about 30 microseconds, then yield
+constexpr int kLongWait = kSpins + 20;
 
 class Barrier {
  public:
-  void wait(int threads) {
-    if (threads == 1) return;
+  // Returns whether the others took long.
+  bool wait(int threads) {
+    if (threads == 1) return false;
     const int round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
-      return;
+      return false;
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
+    int spins = 0;
+    for (; round_.load(std::memory_order_acquire) == round; spins++) {
       _mm_pause();
       if (spins >= kSpins) sched_yield();
     }
+    return spins >= kLongWait;
   }
 
  private:
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> round_{0};
+};
+
+// Whether other processes hold the cores. Only the first thread asks and tells.
+class Crowd {
+ public:
+  // The number of threads for the next run.
+  int threads(int wanted) {
+    if (is_crowded()) left_ = rest_ = std::min(2 * rest_, kMaxRest);  // rest, longer each time
+    else if (!alone_) rest_ = kMinRest / 2;
+    long_waits_ = 0;
+    alone_ = left_ > 0;
+    if (alone_) left_--;
+    return alone_ ? 1 : wanted;
+  }
+  void waited_long() { long_waits_++; }
+  bool is_crowded() const { return long_waits_ >= kMaxLongWaits; }
+
+ private:
+  static constexpr int kMaxLongWaits = 3, kMinRest = 16, kMaxRest = 512;
+  int long_waits_ = 0, left_ = 0, rest_ = kMinRest / 2;  // left: runs until the others are tried again
+  bool alone_ = false;
 };
 
 class Team {
@@ -59,6 +88,7 @@ class Team {
   template <class Work>
   void run(int threads, Work work) {
     std::lock_guard<std::mutex> one_run(run_);
+    threads = active_ = crowd_.threads(threads);
     if (threads <= 1) {
       work(0, 1);
       return;
@@ -78,7 +108,17 @@ class Team {
     }
   }
 
-  Barrier barrier;
+  // Wait until all threads of the run have come here.
+  void wait(int thread, int threads) {
+    if (barrier_.wait(threads) && thread == 0) crowd_.waited_long();
+  }
+
+  // By the first thread, before a barrier: do the others take part in what follows? After the barrier `threads` tells
+  // all of them.
+  void decide() {
+    if (crowd_.is_crowded()) active_ = 1;
+  }
+  int threads() const { return active_; }
 
  private:
   static constexpr int kIdleSpins = 20000;  // under a millisecond, then yield kIdleYields times, then sleep
@@ -117,6 +157,9 @@ class Team {
     }
   }
 
+  Barrier barrier_;
+  Crowd crowd_;
+  int active_ = 1;
   std::mutex run_, sleep_;
   std::condition_variable wake_;
   std::vector<std::thread> helpers_;
