@@ -67,10 +67,13 @@ class Forward {
   // The same, and the first lines of this thread's part of the matrix that comes next are fetched meanwhile.
   void wait_for_all(const Matrix& next, int64_t unit) {
     const Share share = share_of(next, unit);
-    const uint8_t* first = next.weights + share.first * next.panel_bytes();
-    const int64_t bytes = std::min((share.last - share.first) * next.panel_bytes(), kFetched);
-    for (int64_t at = 0; at < bytes; at += kLine) _mm_prefetch(reinterpret_cast<const char*>(first + at), _MM_HINT_T1);
+    fetch(next, share.first, share.last);
     wait_for_all();
+  }
+  static void fetch(const Matrix& matrix, int64_t first_panel, int64_t last_panel) {
+    const char* first = reinterpret_cast<const char*>(matrix.weights + first_panel * matrix.panel_bytes());
+    const int64_t bytes = std::min((last_panel - first_panel) * matrix.panel_bytes(), kFetched);
+    for (int64_t at = 0; at < bytes; at += kLine) _mm_prefetch(first + at, _MM_HINT_T1);
   }
 
   void embed() {
@@ -155,13 +158,15 @@ class Forward {
         std::memcpy(step_.read + (i * step_.rows + row) * shape_.width, values, shape_.width * sizeof(float));
   }
 
-  // Quantised rows that all threads need: a few are computed by every thread for itself, which takes less time than
-  // waiting; many are shared out.
+  // Quantised rows that all threads need: one block of interleaved rows is computed by every thread for itself, which
+  // takes less time than waiting; several are shared out, in whole blocks, since two threads that write to one cache
+  // line are slower than one.
   template <class Quantise>
   Quantised for_all_rows(int64_t rows, int64_t size, Quantise quantise) {
-    const bool by_itself = rows <= kRowsByItself * threads_;
+    const bool by_itself = rows <= kInterleaved;
     const Quantised to = (by_itself ? work_.own[thread_].quantised : work_.quantised).rows(size);
-    for (int64_t row = by_itself ? 0 : thread_; row < rows; row += by_itself ? 1 : threads_) quantise(row, to);
+    const Share share = by_itself ? Share(rows, 1, 0, 1) : Share(rows, kInterleaved, thread_, threads_);
+    for (int64_t row = share.first; row < share.last; row++) quantise(row, to);
     if (!by_itself) wait_for_all();
     return to;
   }
@@ -185,6 +190,10 @@ class Forward {
     if (low) {
       const Share part = share_of(low->down, 1);
       product(low->down, as(matrix), part.first, part.last, x, step_.real, masks(), work_.low.data(), work_.low_stride);
+      for (int64_t number = 0; number < low->parts; number++) {
+        const Panels own = panels_of(low->part[number], share);
+        fetch(low->part[number].up, own.first, own.last);
+      }
       wait_for_all();
       add_low_rank(*low, share);
     }
@@ -192,6 +201,17 @@ class Forward {
   }
   const LowRank* low_rank(int64_t layer, LowRank Adapter::*which) const {
     return masks() > 0 ? &(model_.adapters[layer].*which) : nullptr;
+  }
+
+  // Which panels of a second factor belong to some panels of the product.
+  struct Panels {
+    int64_t first, last;
+  };
+  static Panels panels_of(const Part& part, const Share& of_product) {
+    const auto at = [&](int64_t panel) {
+      return std::clamp<int64_t>((std::max(panel, part.first) - part.first + part.step - 1) / part.step, 0, part.up.panels);
+    };
+    return {at(of_product.first), at(of_product.last)};
   }
 
   // Apply the adapter's second factors to mask rows: each thread to its own share of the product.
@@ -204,14 +224,11 @@ class Forward {
       const Quantised x = mine.low.rows(rank);
       for (int64_t row = 0; row < masks(); row++)
         quantise_row(work_.low.data() + row * work_.low_stride + column, shape_.activations, x, row);
-      const auto panel_at = [&](int64_t of_product) {
-        const int64_t panel = (of_product - part.first + part.step - 1) / part.step;
-        return std::clamp<int64_t>(panel, 0, part.up.panels);
-      };
-      const int64_t first = panel_at(std::max(own.first, part.first)), last = panel_at(std::max(own.last, part.first));
-      product(part.up, shape_.activations, first, last, x, 0, masks(), mine.added.data(), work_.product_stride);
+      const Panels panels = panels_of(part, own);
+      product(part.up, shape_.activations, panels.first, panels.last, x, 0, masks(), mine.added.data(),
+              work_.product_stride);
       for (int64_t row = 0; row < masks(); row++)
-        for (int64_t panel = first; panel < last; panel++) {
+        for (int64_t panel = panels.first; panel < panels.last; panel++) {
           float* to = products(step_.real + row) + (part.first + panel * part.step) * kLanes;
           store(to, add(load(to), load(mine.added.data() + row * work_.product_stride + panel * kLanes)));
         }
@@ -244,27 +261,33 @@ class Forward {
       for (int64_t i = 0; i < size; i++) values[i] *= scale;
     } else if (is_key) {
       Half* to = heads_.key_block(cache_, number, head - shape_.heads, at / kBlock) + at % kBlock;
-      for (int64_t i = 0; i < size; i++) to[i * kBlock] = to_half(values[i]);
+      for (int64_t i = 0; i < size; i += kLanes) {
+        Half halves[kLanes];
+        store_halves(halves, load(values + i));
+        for (int64_t lane = 0; lane < kLanes; lane++) to[(i + lane) * kBlock] = halves[lane];
+      }
     } else {
       Half* to = heads_.value(cache_, number, head - shape_.heads - shape_.key_heads, at);
       for (int64_t i = 0; i < size; i += kLanes) store_halves(to + i, load(values + i));
     }
   }
 
-  // Attention of all rows, quantised for the product that follows. It is shared out by query heads: those of one key
-  // head stay with one thread, except at the boundary of two shares.
+  // Attention of all rows, quantised for the product that follows. Each run's query heads are shared out, from the other
+  // end in every second run, so that what does not come out even does.
   Quantised attend_rows(int64_t number, const Matrix& next) {
     const Quantised x = work_.quantised.rows(shape_.heads * shape_.head_size);
     const bool whole_groups = shape_.head_size % kGroup == 0;
-    const Share share(static_cast<int64_t>(work_.runs.size()) * shape_.heads, 1, thread_, threads_);
-    for (int64_t first = share.first; first < share.last;) {
-      const int64_t last = std::min((first / heads_.per_key_head + 1) * heads_.per_key_head, share.last);
-      const RowRun& run = work_.runs[first / shape_.heads];
-      attend_run(number, run, first % shape_.heads, last - first);
-      const int64_t group = first % shape_.heads * shape_.head_size / kGroup;
+    for (size_t i = 0; i < work_.runs.size(); i++) {
+      const RowRun& run = work_.runs[i];
+      const Share share(shape_.heads, 1, i % 2 ? threads_ - 1 - thread_ : thread_, threads_);
+      for (int64_t first = share.first; first < share.last;) {
+        const int64_t last = std::min((first / heads_.per_key_head + 1) * heads_.per_key_head, share.last);
+        attend_run(number, run, first, last - first);
+        first = last;
+      }
       if (whole_groups)
-        quantise_groups(run.first, run.count, group, group + (last - first) * shape_.head_size / kGroup, next, x);
-      first = last;
+        quantise_groups(run.first, run.count, share.first * shape_.head_size / kGroup,
+                        share.last * shape_.head_size / kGroup, next, x);
     }
     if (whole_groups) return x;
     wait_for_all();
@@ -312,7 +335,6 @@ class Forward {
   }
 
   static constexpr int64_t kGatePanels = 2 * kGroup / kLanes;
-  static constexpr int64_t kRowsByItself = 2;   // per thread
   static constexpr int64_t kFetched = 16 << 10;  // bytes
 
   const Model& model_;

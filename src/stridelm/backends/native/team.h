@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -25,51 +26,68 @@
 namespace stride {
 
 constexpr int kSpins = 2000;  // about 30 microseconds, then yield
-constexpr int kLongWait = kSpins + 20;
+
+// Whether other processes hold the cores. Only the first thread asks and tells.
+class Crowd {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // The number of threads for the next run.
+  int begin(int wanted) {
+    started_ = Clock::now();
+    waited_in_run_ = {};
+    is_alone_ = left_ > 0;
+    if (is_alone_) left_--;
+    return is_alone_ ? 1 : wanted;
+  }
+  void waited(Clock::duration time) { waited_in_run_ += time; }
+  // Within a run: has so much been lost that the rest is quicker alone?
+  bool is_lost() const { return waited_in_run_ > kLost; }
+
+  void end() {
+    if (is_alone_) return;
+    waited_ += waited_in_run_;
+    ran_ += Clock::now() - started_;
+    if (!is_lost() && ++runs_ < kRuns) return;
+    // Rest longer each time that another try shows the same.
+    if (is_lost() || waited_ * 3 > ran_) left_ = rest_ = std::min(2 * rest_, kMaxRest);
+    else rest_ = kMinRest / 2;
+    waited_ = ran_ = {};
+    runs_ = 0;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLost{8};
+  static constexpr int kRuns = 8, kMinRest = 32, kMaxRest = 512;
+  Clock::time_point started_;
+  Clock::duration waited_in_run_{}, waited_{}, ran_{};  // the last two over `runs_` runs
+  int runs_ = 0, left_ = 0, rest_ = kMinRest / 2;       // left: runs until the others are tried again
+  bool is_alone_ = false;
+};
 
 class Barrier {
  public:
-  // Returns whether the others took long.
-  bool wait(int threads) {
-    if (threads == 1) return false;
+  // Returns how long the others took, if it was long enough to yield.
+  Crowd::Clock::duration wait(int threads) {
+    if (threads == 1) return {};
     const int round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
-      return false;
+      return {};
     }
-    int spins = 0;
-    for (; round_.load(std::memory_order_acquire) == round; spins++) {
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (round_.load(std::memory_order_acquire) != round) return {};
       _mm_pause();
-      if (spins >= kSpins) sched_yield();
     }
-    return spins >= kLongWait;
+    const auto before = Crowd::Clock::now();
+    while (round_.load(std::memory_order_acquire) == round) sched_yield();
+    return Crowd::Clock::now() - before;
   }
 
  private:
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> round_{0};
-};
-
-// Whether other processes hold the cores. Only the first thread asks and tells.
-class Crowd {
- public:
-  // The number of threads for the next run.
-  int threads(int wanted) {
-    if (is_crowded()) left_ = rest_ = std::min(2 * rest_, kMaxRest);  // rest, longer each time
-    else if (!alone_) rest_ = kMinRest / 2;
-    long_waits_ = 0;
-    alone_ = left_ > 0;
-    if (alone_) left_--;
-    return alone_ ? 1 : wanted;
-  }
-  void waited_long() { long_waits_++; }
-  bool is_crowded() const { return long_waits_ >= kMaxLongWaits; }
-
- private:
-  static constexpr int kMaxLongWaits = 3, kMinRest = 16, kMaxRest = 512;
-  int long_waits_ = 0, left_ = 0, rest_ = kMinRest / 2;  // left: runs until the others are tried again
-  bool alone_ = false;
 };
 
 class Team {
@@ -88,7 +106,7 @@ class Team {
   template <class Work>
   void run(int threads, Work work) {
     std::lock_guard<std::mutex> one_run(run_);
-    threads = active_ = crowd_.threads(threads);
+    threads = active_ = threads > 1 ? crowd_.begin(threads) : 1;
     if (threads <= 1) {
       work(0, 1);
       return;
@@ -106,17 +124,19 @@ class Team {
       _mm_pause();
       if (spins >= kSpins) sched_yield();
     }
+    crowd_.end();
   }
 
   // Wait until all threads of the run have come here.
   void wait(int thread, int threads) {
-    if (barrier_.wait(threads) && thread == 0) crowd_.waited_long();
+    const auto waited = barrier_.wait(threads);
+    if (thread == 0) crowd_.waited(waited);
   }
 
   // By the first thread, before a barrier: do the others take part in what follows? After the barrier `threads` tells
   // all of them.
   void decide() {
-    if (crowd_.is_crowded()) active_ = 1;
+    if (crowd_.is_lost()) active_ = 1;
   }
   int threads() const { return active_; }
 

@@ -123,7 +123,7 @@ struct Workspace {
     score_stride = padded(longest) + kGroup;
     if (static_cast<int64_t>(own.size()) < shape.threads) own.resize(shape.threads);
     for (Own& each : own) {
-      each.quantised.prepare(rows, shape.width);
+      each.quantised.prepare(kInterleaved, shape.width);
       ensure(each.normed, padded(shape.width));
       ensure(each.scratch, kMaxQueries * shape.head_size + kAttentionRows * (shape.heads / shape.key_heads) * score_stride);
       if (masks > 0) {
@@ -141,7 +141,6 @@ struct Workspace {
     visible.resize(step.rows);
     tail_starts.resize(step.rows);
     tails.clear();
-    runs.clear();
     for (int64_t row = 0; row < step.rows; row++) {
       const int64_t count = step.positions[row] + 1, parent = step.parent[row];
       const VisibleKeys* above = parent < 0 ? nullptr : &visible[parent];
@@ -154,11 +153,21 @@ struct Workspace {
         for (int64_t i = 0; i < elsewhere; i++) tails.push_back(tails[tail_starts[parent] + i]);
         tails.push_back(static_cast<int32_t>(step.slot(row)));
       }
-      const bool goes_on = row > 0 && step.sequence[row] == step.sequence[row - 1];
-      if (goes_on && runs.back().count < kAttentionRows) runs.back().count++;
-      else runs.push_back({row, 1});
     }
     for (int64_t row = 0; row < step.rows; row++) visible[row].tail = tails.data() + tail_starts[row];
+    find_runs(step);
+  }
+  // Consecutive rows of a sequence, in runs of about equal size.
+  void find_runs(const Step& step) {
+    runs.clear();
+    for (int64_t first = 0, last; first < step.rows; first = last) {
+      for (last = first + 1; last < step.rows && step.sequence[last] == step.sequence[first];) last++;
+      for (int64_t left = (last - first + kAttentionRows - 1) / kAttentionRows, row = first; left > 0; left--) {
+        const int64_t count = (last - row + left - 1) / left;
+        runs.push_back({row, count});
+        row += count;
+      }
+    }
   }
 };
 
@@ -168,13 +177,13 @@ inline void pad_with_zeros(float* values, int64_t size) {
   for (int64_t i = size; i < padded(size); i++) values[i] = 0;
 }
 
-// This thread's part of `count` items, in whole units.
+// This thread's part of `count` items, in whole units. If it does not come out even, the first threads get more.
 struct Share {
   int64_t first, last;
   Share(int64_t count, int64_t unit, int thread, int threads) {
     const int64_t units = (count + unit - 1) / unit;
-    first = std::min(count, units * thread / threads * unit);
-    last = std::min(count, units * (thread + 1) / threads * unit);
+    first = std::min(count, (units * thread + threads - 1) / threads * unit);
+    last = std::min(count, (units * (thread + 1) + threads - 1) / threads * unit);
   }
 };
 
