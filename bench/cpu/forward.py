@@ -102,7 +102,7 @@ def _figures(times: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(times), 3), "tenth": round(tenth, 3)}
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="a checkout; repeatable")
     parser.add_argument("--rounds", type=int, default=30)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
     parser.add_argument("--avx2", action="store_true", help="compile for a processor that has nothing beyond AVX2")
     parser.add_argument("--work", help="internal")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.work:
         return work(options.work, options.threads, options.context, options.avx2)
     named = dict(each.split("=", 1) for each in options.tree) or {"now": str(Path(__file__).parents[2])}
