@@ -37,14 +37,14 @@ CHAT_IGNORED: dict[str, list[Any]] = {
     "functions": [[], [{"name": "f"}]],
 }
 NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
-    "ignore_eos": (False, [True, "no"]),
-    "skip_special_tokens": (True, [False, "yes"]),
-    "no_stop_trim": (False, [True]),
+    "ignore_eos": (False, [True, "no", 0]),
+    "skip_special_tokens": (True, [False, "yes", 1]),
+    "no_stop_trim": (False, [True, 0.0]),
     "return_hidden_states": (False, [True]),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
     "function_call": ("none", ["auto", {"name": "f"}]),
-    "include_reasoning": (True, [False]),
+    "include_reasoning": (True, [False, 1.0]),
     "echo": (False, [True]),
     "web_search_options": (None, [{}, {"search_context_size": "low"}]),
     "moderation": (None, [{}, "auto"]),
