@@ -28,12 +28,6 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
-def server(language_model: LanguageModel) -> Iterator[ThreadServer]:
-    with serve_in_thread(language_model) as running:
-        yield running
-
-
-@pytest.fixture
 def client(server: ThreadServer) -> Iterator[httpx.Client]:
     with server.client() as opened:
         yield opened

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,27 +9,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import CHAT, NotedGrammars, chat, chunks, make_context, refusal, serving, submitted
-from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context
 from stridelm.serve.settings import ServeSettings
-from stridelm.settings import LoadSettings
 
 EOS = 256
 NO_END = {"logit_bias": {str(EOS): -100}}
-
-
-@pytest.fixture(scope="module")
-def context(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Context:
-    target, gate = converted("llama")
-    return make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
-
-
-@pytest.fixture(scope="module")
-def client(context: Context) -> Iterator[TestClient]:
-    with serving(context) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """/v1/completions, /tokenize and /detokenize with a real engine on a tiny model."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,29 +9,15 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from asking import TEXT, chat, chunks, make_context, refusal, serving, submitted, text
-from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.params import SamplingParams
 from stridelm.serve.context import Context
 from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.settings import ServeSettings
-from stridelm.settings import LoadSettings
 from tiny import plain_network
 
 NO_END = {"logit_bias": {"256": -100}}
 FORM = {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-
-
-@pytest.fixture(scope="module")
-def context(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Context:
-    target, gate = converted("llama")
-    return make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
-
-
-@pytest.fixture(scope="module")
-def client(context: Context) -> Iterator[TestClient]:
-    with serving(context) as made:
-        yield made
 
 
 def answer(client: TestClient, prompt: Any = "hello", /, **fields: Any) -> dict[str, Any]:

@@ -3,29 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from asking import CHAT, TEXT, chat, make_app, make_context, refusal, serving, submitted, text
-from assembly import assembled
 from stridelm.api import LanguageModel
 from stridelm.engine.worker import Worker
 from stridelm.serve.context import Context
-from stridelm.settings import LoadSettings
 
 NO_END = {"logit_bias": {"256": -100}}
 CRASHED = "the engine has crashed: the server must be started anew"
 STOPPED = "the server is shutting down: ask again when it is back"
-
-
-@pytest.fixture(scope="module")
-def client(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Iterator[TestClient]:
-    target, gate = converted("llama")
-    with serving(make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))) as made:
-        yield made
 
 
 def test_a_full_queue_says_when_to_come_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

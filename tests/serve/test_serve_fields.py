@@ -1,20 +1,18 @@
 """Fields of OpenAI's and of other servers: those that cannot change the text are taken and named in the reply, those
 that could are taken at the values that change nothing, and values near the edge mean the nearest that makes sense."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
-from asking import CHAT, TEXT, chat, chunks, make_context, refusal, serving, submitted, text
-from assembly import assembled
+from asking import CHAT, TEXT, chat, chunks, refusal, submitted, text
 from stridelm.serve.context import Context
 from stridelm.serve.schemas.chat import ChatNeutral, ChatRequest, ChatUnread
 from stridelm.serve.schemas.common import Neutral, Unread
 from stridelm.serve.schemas.text import CompletionRequest
-from stridelm.settings import LoadSettings
 
 BODIES: dict[str, Callable[..., dict[str, Any]]] = {CHAT: chat, TEXT: text}
 SCHEMAS: dict[str, type[BaseModel]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
@@ -37,32 +35,20 @@ CHAT_IGNORED: dict[str, list[Any]] = {
     "functions": [[], [{"name": "f"}]],
 }
 NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
-    "ignore_eos": (False, [True, "no"]),
-    "skip_special_tokens": (True, [False, "yes"]),
-    "no_stop_trim": (False, [True]),
+    "ignore_eos": (False, [True, "no", 0]),
+    "skip_special_tokens": (True, [False, "yes", 1]),
+    "no_stop_trim": (False, [True, 0.0]),
     "return_hidden_states": (False, [True]),
 }
 CHAT_NEUTRAL: dict[str, tuple[Any, list[Any]]] = {
     "function_call": ("none", ["auto", {"name": "f"}]),
-    "include_reasoning": (True, [False]),
+    "include_reasoning": (True, [False, 1.0]),
     "echo": (False, [True]),
     "web_search_options": (None, [{}, {"search_context_size": "low"}]),
     "moderation": (None, [{}, "auto"]),
 }
 OF_BOTH = [(path, name) for path in BODIES for name in IGNORED] + [(CHAT, name) for name in CHAT_IGNORED]
 NEUTRAL_OF_BOTH = [(path, name) for path in BODIES for name in NEUTRAL] + [(CHAT, name) for name in CHAT_NEUTRAL]
-
-
-@pytest.fixture(scope="module")
-def context(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Context:
-    target, gate = converted("llama")
-    return make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))
-
-
-@pytest.fixture(scope="module")
-def client(context: Context) -> Iterator[TestClient]:
-    with serving(context) as made:
-        yield made
 
 
 def answer(client: TestClient, path: str, **fields: Any) -> dict[str, Any]:

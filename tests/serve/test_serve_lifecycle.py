@@ -5,7 +5,7 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,6 @@ def start(tiny_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., Any
         return serve_in_process(folder, tmp_path / "log", *given, **environment)
 
     return serve
-
-
-@pytest.fixture
-def server(language_model: LanguageModel) -> Iterator[ThreadServer]:
-    with serve_in_thread(language_model) as running:
-        yield running
 
 
 def written(found: list[dict[str, Any] | str]) -> list[dict[str, Any]]:

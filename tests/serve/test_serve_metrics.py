@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from assembly import assembled
 from real_server import NAME, ThreadServer, completion, events, serve_in_thread, until
-from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.settings import LoadSettings
 
@@ -27,12 +26,6 @@ GAUGES = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 HISTOGRAMS = [
     "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:e2e_request_latency_seconds",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def server(language_model: LanguageModel) -> Iterator[ThreadServer]:
-    with serve_in_thread(language_model) as running:
-        yield running
 
 
 @pytest.fixture

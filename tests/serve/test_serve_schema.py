@@ -1,18 +1,16 @@
 """What a request may hold: unknown fields, wrong types and numbers out of bounds are refused by name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 from starlette.testclient import TestClient
 
-from asking import CHAT, TEXT, chat, make_context, refusal, serving, text
-from assembly import assembled
+from asking import CHAT, TEXT, chat, refusal, text
 from stridelm.api import LanguageModel
 from stridelm.params import InputError
 from stridelm.serve.http.json_body import depth
-from stridelm.settings import LoadSettings
 
 SHARED = [
     *("n", "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
@@ -24,13 +22,6 @@ NUMBERS += [(TEXT, name) for name in [*SHARED, "logprobs", "prompt.0"]]
 EXTREMES = ("9223372036854775808", "-1", "0", "1e308", "NaN", "-Infinity", "1.5", "true", '"1"', "1e999", "-0.0")
 TAKEN_SOMEWHERE = ("-1", "0", "-0.0", "1.5")
 JSON = {"content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def client(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Iterator[TestClient]:
-    target, gate = converted("llama")
-    with serving(make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))) as made:
-        yield made
 
 
 def body_with(path: str, place: str, value: str) -> bytes:

@@ -1,23 +1,12 @@
 """Traces: what every forward pass of an answer ran, and what became of it."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 from starlette.testclient import TestClient
 
-from asking import CHAT, chat, chunks, make_context, serving
-from assembly import assembled
-from stridelm.settings import LoadSettings
+from asking import CHAT, chat, chunks
 
 NO_END = {"logit_bias": {"256": -100}}
-
-
-@pytest.fixture(scope="module")
-def client(converted: Callable[..., Any], tiny: Callable[..., Any]) -> Iterator[TestClient]:
-    target, gate = converted("llama")
-    with serving(make_context(assembled(target, tiny("llama", 1), LoadSettings(cache_tokens=4096), gate))) as made:
-        yield made
 
 
 def answer(client: TestClient, **fields: Any) -> dict[str, Any]:

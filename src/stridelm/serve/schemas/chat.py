@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stridelm.serve.schemas.common import LARGEST_ALTERNATIVES, LARGEST_COUNT, Strict, TextRequest
+from stridelm.serve.schemas.common import (
+    LARGEST_ALTERNATIVES,
+    LARGEST_COUNT,
+    AlwaysFalse,
+    AlwaysTrue,
+    Strict,
+    TextRequest,
+)
 from stridelm.serve.schemas.messages import Content, FunctionName, Messages
 
 Length = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -90,9 +97,9 @@ class Prediction(Strict):
 class ChatUnread(Strict):
     """Fields of a chat that cannot change its text, as in `Unread`."""
 
-    separate_reasoning: Literal[True] | None = None
+    separate_reasoning: AlwaysTrue | None = None
     """Ignored: a model's reasoning is part of its text, unless its template leaves it out."""
-    stream_reasoning: Literal[True] | None = None
+    stream_reasoning: AlwaysTrue | None = None
     """Ignored, for the same reason."""
     verbosity: str | None = None
     """Ignored: ask for it in a message."""
@@ -109,9 +116,9 @@ class ChatNeutral(Strict):
 
     function_call: Literal["none"] | None = None
     """Functions are now sent as `tools`."""
-    include_reasoning: Literal[True] | None = None
+    include_reasoning: AlwaysTrue | None = None
     """A model's reasoning is part of its text, unless its template leaves it out."""
-    echo: Literal[False] | None = None
+    echo: AlwaysFalse | None = None
     """The chat is not repeated."""
     web_search_options: None = None
     moderation: None = None

@@ -19,6 +19,17 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 LARGEST_ALTERNATIVES = 20
 
 
+def _booleans_only(value: Any) -> Any:
+    """Pydantic takes 0 for `Literal[False]` and 1.0 for `Literal[True]`, since they are equal."""
+    if not isinstance(value, bool):
+        raise ValueError("should be a boolean")
+    return value
+
+
+AlwaysFalse = Annotated[Literal[False], BeforeValidator(_booleans_only)]
+AlwaysTrue = Annotated[Literal[True], BeforeValidator(_booleans_only)]
+
+
 class Strict(BaseModel):
     """Refuses unknown fields, types other than the stated ones, NaN and infinities. Null means the same as leaving a
     field out, if it may be left out."""
@@ -123,13 +134,13 @@ class Neutral(Strict):
     """Fields of other servers that routers and clients send with default values. Only these values are accepted: they
     change nothing."""
 
-    ignore_eos: Literal[False] | None = None
+    ignore_eos: AlwaysFalse | None = None
     """An end-of-text token ends the text."""
-    skip_special_tokens: Literal[True] | None = None
+    skip_special_tokens: AlwaysTrue | None = None
     """Special tokens are not part of the text."""
-    no_stop_trim: Literal[False] | None = None
+    no_stop_trim: AlwaysFalse | None = None
     """Stop strings are not part of the text."""
-    return_hidden_states: Literal[False] | None = None
+    return_hidden_states: AlwaysFalse | None = None
     """Hidden states are not returned."""
 
 

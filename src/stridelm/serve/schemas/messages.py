@@ -73,9 +73,16 @@ class Message(Labelled):
 
 
 class SystemMessage(Message):
-    """Instructions for the whole chat. `developer` is OpenAI's newer name for this role."""
+    """Instructions for the whole chat."""
 
-    role: Literal["system", "developer"]
+    role: Literal["system"]
+    content: Content
+
+
+class DeveloperMessage(Message):
+    """The same under OpenAI's newer name. A class of its own: generators of clients read one role per schema."""
+
+    role: Literal["developer"]
     content: Content
 
 
@@ -116,5 +123,7 @@ class ToolMessage(Message):
     """The function is looked up by this id, unless `name` is given."""
 
 
-AnyMessage = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+AnyMessage = Annotated[
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
 Messages = Annotated[list[AnyMessage], Field(fail_fast=True, min_length=1)]
