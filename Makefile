@@ -15,7 +15,7 @@ AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
 help:
 	@echo "make demo         race one token at a time against several, on the built-in model"
-	@echo "make test         lint, types and tests; a quarter of an hour on two cores"
+	@echo "make test         lint, types and tests; nine minutes on two cores"
 	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); a minute"
 	@echo "make test-slow    the long checks, too"
 	@echo "make test-faults  put forty faults of one line each into copies: which test finds each; half an hour"

@@ -23,10 +23,10 @@ from native import native_cache as native_cache
 from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.backends.torch.gated import TorchGate, attach
-from stridelm.decode.cost import Cost
 from stridelm.models.adapter import load_adapter
 from stridelm.models.builtin import builtin_adapter
 from stridelm.settings import LoadSettings
+from suite import COST, LONG_FILES, TESTS, TinyFolder
 from tiny import load_tiny, random_adapter, random_heads, save_assistant, save_tiny
 from training import train as train
 from training import whole as whole
@@ -35,29 +35,6 @@ from training import whole as whole
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tests run in two processes, each on a core of its own
-
-TESTS = Path(__file__).parent
-LONG_FILES = (
-    "test_exactness.py",
-    "serve/playground/test_playground_browser.py",
-    "backends/gpu/test_gpu_stepper.py",
-    "test_toys.py",
-    "train/test_modes.py",
-    "backends/native/test_native_exactness.py",
-    "backends/gpu/test_gpu_forward.py",
-    "train/test_parallel.py",
-    "engine/test_own_steps_machine.py",
-    "serve/test_serve_attacks.py",
-    "serve/test_serve_load.py",
-    "serve/test_serve_lifecycle.py",
-    "cli/test_cli.py",
-    "models/test_builtin.py",
-    "train/test_train.py",
-    "backends/gpu/test_gpu_rollout.py",
-)
-"""Those that take half a minute or more, the longest first."""
-TinyFolder = Callable[..., Path]
-COST = Cost((1, 2, 8, 16, 32), (1.0, 1.05, 1.2, 1.5, 2.2), masks=0.05, mask_row=0.005)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import LONG_FILES, TESTS
+from suite import LONG_FILES, TESTS
 
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 NOUNS = ("params", "files", "stats", "types", "arrays", "contracts", "settings", "profile", "prompts", "layout")

@@ -22,11 +22,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from transformers import AutoTokenizer
 
-from conftest import TinyFolder
 from stridelm.bench import lm_eval as ours
 from stridelm.bench.lm_eval import StrideLM
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
+from suite import TinyFolder
 from tiny import CONTEXT, load_tiny, plain_network, random_adapter
 
 ROOT = Path(__file__).parent.parent.parent

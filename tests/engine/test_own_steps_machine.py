@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from conftest import COST
 from hash_stepper import FAULTS, Device, Drafting, Fault, SteppingForward, expected
 from hashing_model import CONTEXT, END, HashGate, letters
 from stridelm.contracts import Policy
@@ -32,6 +31,7 @@ from stridelm.draft.ngram import NgramDrafter
 from stridelm.engine.engine import Engine
 from stridelm.params import SamplingParams
 from stridelm.types import Sequence
+from suite import COST
 
 ENDS = frozenset({END})
 DRAFTS = (0, 2, 4, 7, 8, 12, None)
