@@ -24,6 +24,16 @@ def own_draft(model: str) -> Path | None:
     return builtin.builtin_draft() if model == builtin.NAME else None
 
 
+def own_heads(model: str) -> Path | None:
+    """The same for prediction heads."""
+    return builtin.builtin_heads() if model == builtin.NAME else None
+
+
+def heads_k(folder: Path) -> int:
+    """The number of tokens that the heads in a folder propose, the model's own included."""
+    return json.loads((folder / "heads.json").read_text(encoding="utf-8"))["heads"] + 1
+
+
 def may_have_masks(model: str, adapter: str | Path | None) -> bool:
     """Whether a model may have masks, as far as can be told before it is loaded."""
     if adapter_folder(model, adapter) is not None:
@@ -36,7 +46,7 @@ def may_have_masks(model: str, adapter: str | Path | None) -> bool:
 
 def may_have_heads(model: str, heads: str | Path | None) -> bool:
     """Whether the decoder `heads` will find any."""
-    return heads is not None or (model == builtin.NAME and builtin.builtin_heads() is not None)
+    return heads is not None or own_heads(model) is not None
 
 
 def _names_mask_token(folder: Path) -> bool:
