@@ -1,11 +1,13 @@
 """What comes with a model, as far as can be told before it is loaded. Nothing here imports torch."""
 
 import json
+import logging
 from pathlib import Path
 
 from stridelm.models import builtin
 from stridelm.settings import NO_ADAPTER
 
+log = logging.getLogger("stridelm")
 MASK_KEY = "mask_token_id"
 """The entry of config.json with the mask token of a converted model that needs no adapter."""
 
@@ -17,6 +19,20 @@ def adapter_folder(model: str, adapter: str | Path | None) -> Path | None:
     if str(adapter) == builtin.UNGATED and model == builtin.NAME and not Path(adapter).exists():
         return builtin.builtin_ungated() or Path(adapter)
     return None if adapter == NO_ADAPTER else Path(adapter)
+
+
+def warn_of_other_weights(folder: Path, trained_on: tuple[str, str], base: tuple[str, str]) -> None:
+    """Say that a gated adapter was trained on other weights than those of `base`; both are (name, fingerprint).
+
+    It belongs to a model, not to its bits: what masks propose is verified, so a model's other quantisations may use it,
+    and write what they would write without it.
+    """
+    if trained_on[1] != base[1]:
+        log.warning(
+            "%s was trained on %s (fingerprint %s), and %s has other weights (%s): text stays exact, but fewer drafts "
+            "may be accepted; `stridelm acceptance` measures how many",
+            folder, trained_on[0], trained_on[1][:12], base[0], base[1][:12],
+        )  # fmt: skip
 
 
 def own_draft(model: str) -> Path | None:
