@@ -56,7 +56,7 @@ def count_near_ties():
 
 def lacks(model: LanguageModel, decoder: str) -> bool:
     """The built-in model may come without its adapter or its heads."""
-    without_heads = decoder == "heads" and model._resources.heads_by_name() is None
+    without_heads = decoder == "heads" and model.resources.heads_by_name() is None
     return without_heads or (decoder == "self" and model.gate is None)
 
 

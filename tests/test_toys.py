@@ -53,7 +53,7 @@ def model(builtin_checkpoint: Checkpoint, builtin_gate: TorchGate | None) -> Lan
         pytest.skip("this package comes without an adapter")
     model = assembled(builtin_checkpoint, None, LoadSettings(cache_tokens=4096), builtin_gate)
     # The planner decides by what a forward costs: by this, the same everywhere, and not by the mood of the machine.
-    model._resources._cost = Cost(rows=(1, 64), seconds=(100.0, 160.0))
+    model.resources._cost = Cost(rows=(1, 64), seconds=(100.0, 160.0))
     return model
 
 

@@ -60,7 +60,7 @@ class LanguageModel:
         self.settings = settings
         self.target = loaded.target
         self.engine = Engine(loaded.forward, loaded.target.tokenizer)
-        self._resources = DecodeResources(loaded, settings.cache_tokens)
+        self.resources = DecodeResources(loaded, settings.cache_tokens)
         self._policies: dict[DecodeSettings, Policy] = {}
         self._scoring = Scoring()
         self._lock, self._next_in_line = threading.Lock(), threading.Lock()
@@ -101,7 +101,7 @@ class LanguageModel:
     @property
     def cost(self) -> Cost:
         """What forwards cost on this machine, as the planner sees it; measured if not known yet."""
-        return self._resources.cost
+        return self.resources.cost
 
     def stream(
         self,
@@ -127,15 +127,15 @@ class LanguageModel:
         return Answer(self, sequence, settings)
 
     def warm_up(self) -> None:
-        """Make every decoder that this model supports once, so that nothing is loaded or measured later, while requests
-        wait. A backend captures its own steps for one user, greedy, with a short text."""
-        for name in DECODERS:
+        """Make every decoder once whose parts are loaded, so that nothing is measured later, while requests wait. A
+        backend captures its own steps for one user, greedy, with a short text."""
+        for name in (each for each in DECODERS if not self.resources.must_load(each)):
             with suppress(InputError):
                 drafts = self._policy(self.check(name)).own_drafts
                 if drafts is not None:
                     self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
         # If rows are nearly free, reading a prompt does not delay other answers.
-        self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self._resources.is_wide else _SHARED_PREFILL_ROWS
+        self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self.resources.is_wide else _SHARED_PREFILL_ROWS
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides hold the probability of each token, from the second on, and those
@@ -228,18 +228,17 @@ class LanguageModel:
     def check(self, decoder: str | DecodeSettings) -> DecodeSettings:
         """The decoder's settings; raises InputError if this model does not support them."""
         settings = DecodeSettings(decoder) if isinstance(decoder, str) else decoder
-        heads = self._resources.heads_by_name() if settings.decoder == "heads" else self.heads
         settings.check(
-            has_draft=self._resources.has_draft,
+            has_draft=self.resources.has_draft,
             mask_k=0 if self.gate is None else self.gate.k,
-            heads_k=0 if heads is None else heads.k,
+            heads_k=self.resources.heads_k,
         )
         return settings
 
     def _policy(self, settings: DecodeSettings) -> Policy:
         # One per settings: sequences that share a policy are drafted together. A server's clients may send any
         # settings, so the least recently used policies are dropped.
-        policy = self._policies.pop(settings, None) or make_policy(settings, self._resources)
+        policy = self._policies.pop(settings, None) or make_policy(settings, self.resources)
         self._policies[settings] = policy
         while len(self._policies) > _MAX_POLICIES:
             del self._policies[next(iter(self._policies))]

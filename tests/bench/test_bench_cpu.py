@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.cpu import forward
 from bench.cpu import report as cpu_report
 from bench.cpu import run as cpu
 from bench.cpu.peers import DEFAULT, SUBJECTS, Absent, Answer, Process, command
 from bench.cpu.report import Run
+from native import skip_without_kernels
 from stridelm.params import InputError
 
 BENCH = Path(cpu.__file__).parents[1]
@@ -163,3 +165,19 @@ def test_a_peer_that_is_not_set_up_is_absent(tmp_path: Path, monkeypatch: pytest
     for peer in ("llama.cpp", "openvino"):
         with pytest.raises(Absent, match="--setup"):
             command(peer, tmp_path / "model.gguf", 2)
+
+
+def test_forwards_are_timed_tree_by_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One tree twice, two rounds, on the built-in model."""
+    skip_without_kernels()
+    named = [argument for name in ("before", "now") for argument in ("--tree", f"{name}={BENCH.parent}")]
+    file = tmp_path / "forward.json"
+    forward.main([*named, "--rounds", "2", "--threads", "1", "--json", str(file)])
+    shown, figures = capsys.readouterr().out, json.loads(file.read_text())["milliseconds"]
+    assert shown.count("| now, int8 |") == 2
+    assert set(figures["milliseconds"]) == {
+        f"{name}, {kind}" for name in ("before", "now") for kind in ("int8", "int16")
+    }
+    assert all(
+        0 < entry["tenth"] <= entry["median"] for by in figures["milliseconds"].values() for entry in by.values()
+    )

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 import stridelm
 from stridelm.api import LanguageModel
@@ -99,9 +102,21 @@ def rounded(weight: torch.Tensor, kind: int) -> torch.Tensor:
     return torch.from_numpy(quantise(weight.float().numpy(), kind).dequantise()[:, : weight.shape[1]])
 
 
+def _attend_to_halves(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
+) -> Any:
+    """Attention over keys and values as the kernels store them."""
+    return eager_attention_forward(module, query, key.half().to(key), value.half().to(value), *rest, **named)
+
+
+_HALF_KV = "keys and values in half precision"
+AttentionInterface.register(_HALF_KV, _attend_to_halves)
+AttentionMaskInterface.register(_HALF_KV, eager_mask)
+
+
 def rounded_network(folder: Path, quantize: str = "q8") -> Any:
-    """A float64 network on the very weights that the kernels have: what is left between the two is the rounding of
-    activations."""
+    """A float64 network on the very weights that the kernels have, with keys and values in half precision: what is left
+    between the two is the rounding of activations."""
     source = plain_network(str(folder))
     with torch.random.fork_rng():
         network: Any = type(source)(source.config).eval().requires_grad_(False)
@@ -110,7 +125,7 @@ def rounded_network(folder: Path, quantize: str = "q8") -> Any:
         if parameter.ndim == 2:
             edge = name.startswith(("model.embed_tokens", "lm_head"))
             parameter.copy_(rounded(parameter, EIGHT if edge or quantize == "q8" else FOUR))
-    network.set_attn_implementation("eager")
+    network.set_attn_implementation(_HALF_KV)
     return network.double()
 
 

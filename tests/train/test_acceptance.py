@@ -267,7 +267,6 @@ def test_what_cannot_be_measured_is_told_in_one_line(
     model = tiny_folder()
     cases: list[tuple[list[object], str]] = [
         (["--model", model, "--prompts", measured[5]], "name one with --adapter"),
-        ([*measured, "--model", model], "other weights"),
         ([*measured, "--adapter", tmp_path / "nothing"], "not a StrideLM adapter"),
         ([*measured, "--prompts", tmp_path / "nothing.jsonl"], "nothing.jsonl: cannot be read"),
         ([*measured, "--prompts", long], "long.txt, line 2"),

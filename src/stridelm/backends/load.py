@@ -9,9 +9,8 @@ from pathlib import Path
 from stridelm.backends.common.compiler import CannotCompile
 from stridelm.backends.native.model_source import DoesNotFit
 from stridelm.contracts import Heads
-from stridelm.models import builtin
-from stridelm.models.preview import own_draft
-from stridelm.models.target import Draft, LoadedModel
+from stridelm.models.preview import heads_k, own_draft, own_heads
+from stridelm.models.target import Draft, LoadedModel, OwnHeads
 from stridelm.params import InputError
 from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
 
@@ -59,13 +58,15 @@ def _with_torch_drafters(loaded: LoadedModel, choice: ModelChoice) -> LoadedMode
         return load_numpy_heads(Path(folder), target)
 
     own_draft_folder = own_draft(target.name)
-    own_heads_folder = builtin.builtin_heads() if target.name == builtin.NAME else None
+    heads_folder = own_heads(target.name)
     return replace(
         loaded,
         draft=None if choice.draft_model is None else load_draft(choice.draft_model),
         heads=None if choice.heads is None else load_heads(choice.heads),
         own_draft=None if own_draft_folder is None else cache(lambda: load_draft(own_draft_folder)),
-        own_heads=None if own_heads_folder is None else cache(lambda: load_heads(own_heads_folder)),
+        own_heads=None
+        if heads_folder is None
+        else OwnHeads(heads_k(heads_folder), cache(lambda: load_heads(heads_folder))),
     )
 
 

@@ -19,10 +19,9 @@ from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.backends.torch.heads import TorchHeads, heads_for, load_heads
 from stridelm.contracts import Forward
-from stridelm.models import builtin
 from stridelm.models.adapter import load_adapter
-from stridelm.models.preview import adapter_folder
-from stridelm.models.target import Draft, LoadedModel
+from stridelm.models.preview import adapter_folder, heads_k, own_heads
+from stridelm.models.target import Draft, LoadedModel, OwnHeads
 from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
 
 
@@ -61,12 +60,12 @@ def loaded_model(
 ) -> LoadedModel:
     """`gate`: what `attach` returned for the target's network, or the gate that belongs to `weights`, which the GPU
     backend runs. `heads` were trained on the target and are on its device."""
-    own_heads = builtin.builtin_heads() if target.name == builtin.NAME else None
+    heads_folder = own_heads(target.name)
 
     @cache
     def load_own_heads() -> TorchHeads:
-        assert own_heads is not None
-        return heads_for(target, own_heads, *load_heads(own_heads))
+        assert heads_folder is not None
+        return heads_for(target, heads_folder, *load_heads(heads_folder))
 
     return LoadedModel(
         target,
@@ -74,7 +73,7 @@ def loaded_model(
         None if draft is None else Draft(draft, TorchForward(draft.network, settings.cache_tokens)),
         heads,
         own_draft_loader(target, settings.cache_tokens),
-        None if own_heads is None else load_own_heads,
+        None if heads_folder is None else OwnHeads(heads_k(heads_folder), load_own_heads),
     )
 
 

@@ -73,7 +73,7 @@ def _open(address: str) -> None:
 
 
 def _load(choice: ModelChoice) -> "LanguageModel":
-    """The model, with everything measured and loaded that a request may need."""
+    """The model, with everything measured and loaded that most requests need."""
     from stridelm.api import LanguageModel
 
     model = LanguageModel.load(choice)

@@ -1,7 +1,8 @@
 """The decoders by name. A new one is a file of its own and a line here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 from stridelm.contracts import Drafter, Gate, Heads, Policy
 from stridelm.decode.adaptive import Adaptive
@@ -34,6 +35,9 @@ class DecodeResources:
     cache_tokens: int
     _own_draft: Draft | None = None
     _cost: Cost | None = None
+    _loaded_by_name: set[str] = field(default_factory=set)
+    """The decoders whose parts come with the model and have been loaded, since a request named them."""
+    _loading: Lock = field(default_factory=Lock)
 
     @property
     def cost(self) -> Cost:
@@ -54,12 +58,33 @@ class DecodeResources:
     def has_draft(self) -> bool:
         return self.loaded.has_given_draft or self.loaded.own_draft is not None
 
+    @property
+    def heads_k(self) -> int:
+        """The k of the heads for the decoder `heads`; 0 if there are none."""
+        heads = self.loaded.heads or self.loaded.own_heads
+        return 0 if heads is None else heads.k
+
     def heads_by_name(self) -> Heads | None:
         """The heads for the decoder `heads`: those that the user gave, or those that come with the model, which no
         other decoder loads."""
         if self.loaded.heads is None and self.loaded.own_heads is not None:
-            return self.loaded.own_heads()
+            return self.loaded.own_heads.load()
         return self.loaded.heads
+
+    def must_load(self, decoder: str) -> bool:
+        """Whether a decoder uses parts that come with the model and are not in memory yet."""
+        is_own = {
+            "heads": self.loaded.heads is None and self.loaded.own_heads is not None,
+            "draft": not self.loaded.has_given_draft and self.loaded.own_draft is not None,
+        }
+        return is_own.get(decoder, False) and decoder not in self._loaded_by_name
+
+    def load_parts(self, decoder: str) -> None:
+        """From any thread: load what `must_load` is about."""
+        with self._loading:
+            if self.must_load(decoder):
+                self.heads_by_name() if decoder == "heads" else self._load_own_draft()
+                self._loaded_by_name.add(decoder)
 
     def heads_drafter(self, heads: Heads, k: int | None) -> HeadsDrafter:
         forward, k = self.loaded.forward, min(k or heads.k, heads.k)

@@ -126,5 +126,6 @@ def check_takes_masks(config: PreTrainedConfig) -> None:
 
 
 def check_base(folder: Path, adapter: Adapter, name: str, fingerprint: str) -> None:
+    """Refuse an adapter that was trained on other weights, where it must not be: it is merged, or handed over."""
     remedy = f"use the adapter of this model, or train one with `stridelm train --model {name}`"
     check_base_of(folder, GATED, (adapter.config.base, adapter.config.fingerprint), (name, fingerprint), remedy)

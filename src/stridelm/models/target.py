@@ -53,6 +53,16 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHeads:
+    """Prediction heads that come with a model."""
+
+    k: int
+    """Tokens that they propose, the model's own included."""
+    load: Callable[[], Heads]
+    """Returns them; they are loaded once, at the first call."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Everything that a backend loads: the model, and the parts that can draft for it."""
 
@@ -65,8 +75,7 @@ class LoadedModel:
     """The prediction heads that the user gave."""
     own_draft: Callable[[], Draft] | None = None
     """Returns the draft model that comes with the model; it is loaded once, at the first call."""
-    own_heads: Callable[[], Heads] | None = None
-    """The same for prediction heads."""
+    own_heads: OwnHeads | None = None
     assistant: Assistant | None = None
     """Drafts instead of a draft model, and reads the cache of `forward`."""
 

@@ -43,6 +43,7 @@ async def answer_chat(
     )
     room = generation.room(prompts.checked(prompt, "messages"), asked, param)
     start = await answer_grammar(context, request, use, vocabulary)
+    await generation.load_parts()
     # Made even if nothing is written, so that invalid requests are refused all the same.
     sequences = generation.sequences(prompt, max(room, 1), start=start)
     if request.prediction is not None:

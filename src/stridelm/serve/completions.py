@@ -32,6 +32,7 @@ async def answer_completion(
     check_queue(context, len(request.prompts) * request.count, "prompt")
     asked = [await _encode(prompts, prompt, request.suffix) for prompt in request.prompts]
     encoded = [ids for ids, _ in asked]
+    await generation.load_parts()
     made = []
     for prompt in encoded:
         left = generation.room(prompt, request.max_tokens, "max_tokens")

@@ -1,5 +1,6 @@
 """From a request to the sequences that the engine writes."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,12 @@ class Generation:
         # The choices share a seed: their noise differs by their number. -1 means any seed, as in vLLM and llama.cpp.
         self.seed = secrets.randbits(53) if request.seed in (None, -1) else request.seed
         self.settings = _decode_settings(context, request.options)
+
+    async def load_parts(self) -> None:
+        """What comes with the model for a decoder that is seldom asked for is loaded now, outside of the event loop."""
+        resources, decoder = self._context.model.resources, self.settings.decoder
+        if resources.must_load(decoder):
+            await asyncio.to_thread(resources.load_parts, decoder)
 
     def room(self, prompt: list[int], asked: int | None, param: str) -> int:
         """Maximum number of tokens to write: what was requested, or what the context has room for."""

@@ -60,13 +60,13 @@ def test_blocks_of_a_file_are_run_as_they_are(family: str, kind: Stored, tmp_pat
     path = write_gguf(tmp_path / "tiny.gguf", kind, family)
     model = load_native(path, native_cache, backend="auto", device="cpu")
     assert is_native(model)
-    assert deviation(logits(model), logits_of(load(path), PROMPT).numpy()) < 1e-3
+    assert deviation(logits(model), logits_of(load(path), PROMPT).numpy()) < 5e-3
 
 
 def test_kinds_may_be_mixed_but_not_within_a_product(tmp_path: Path, native_cache: Path) -> None:
     more = {"token_embd.weight": Stored.Q8_0, "blk.0.ffn_down.weight": Stored.Q4_0}
     path = write_gguf(tmp_path / "mixed.gguf", Stored.Q4_1, other=more)
-    assert deviation(logits(load_native(path, native_cache)), logits_of(load(path), PROMPT).numpy()) < 1e-3
+    assert deviation(logits(load_native(path, native_cache)), logits_of(load(path), PROMPT).numpy()) < 5e-3
     for name in ("blk.0.attn_k.weight", "blk.1.ffn_up.weight"):
         path = write_gguf(tmp_path / "other.gguf", Stored.Q4_1, other={name: Stored.Q8_0})
         with pytest.raises(InputError, match="of one kind of blocks"):

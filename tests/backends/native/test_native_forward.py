@@ -1,6 +1,8 @@
 """The native forward against a float64 network on the very weights that the kernels have; and a row's bits, which do
 not depend on the rows beside it. Both builds of the kernels."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -25,7 +27,9 @@ TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
 NODES = range(ROOT, len(TREE))
 SMALL = ["llama, odd sizes", "llama, three heads", "mistral", "qwen2", "qwen3, small heads"]
 """Those that every comparison of bits runs on."""
-NEAR = 1e-3
+NEAR = 5e-3
+"""A key or value that falls on the other side of a boundary when it is rounded to half precision moves logits by this
+much; with keys and values in float32 it was a fifth."""
 Get = Callable[..., LanguageModel]
 
 
@@ -162,6 +166,25 @@ def test_threads_change_no_bit(shape: str, threads: int, get: Get) -> None:
         for left, right in zip(ours, theirs, strict=True):
             assert np.array_equal(left.logits_WV, right.logits_WV)
             assert all(np.array_equal(left.layers_qC[layer], right.layers_qC[layer]) for layer in (0, 1, 2))
+
+
+def test_beside_other_work_no_bit_changes(get: Get) -> None:
+    """Threads may leave in the middle of a forward, and come back after some."""
+    one = forward_of(get("llama, odd sizes"))
+    two = NativeForward(make_weights(one.weights.packed, None, 2, "int16"), 2048)
+    rows = lay_out([make_block(0, PREFIXES[1], TREE)])
+    (expected,) = one(rows, [one.cache.open()])
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        for _ in range(200):
+            table = two.cache.open()
+            (found,) = two(rows, [table])
+            assert np.array_equal(found.logits_WV, expected.logits_WV)
+            two.cache.free(table)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("shape", ["llama, odd sizes", "mistral"])

@@ -111,14 +111,14 @@ def test_masks_are_near_a_naive_forward(shape: str, get: Get) -> None:
     forward, adapter, folder = get(shape)
     network = rounded_network(folder)
     for masks in (2, 5):  # more than the adapter has embeddings: the last stands for all that follow
-        check_masks(forward, network, in_4_bits(adapter), masks, 2e-3)
+        check_masks(forward, network, in_4_bits(adapter), masks, 4e-3)
 
 
 @pytest.mark.parametrize("layers", [(1,), (0,)])
 @pytest.mark.parametrize("rank", [40, 3])
 def test_an_adapter_may_have_any_rank_and_leave_layers_out(rank: int, layers: tuple[int, ...], get: Get) -> None:
     forward, adapter, folder = get("llama, odd sizes", rank=rank, layers=layers)
-    check_masks(forward, rounded_network(folder), in_4_bits(adapter), 3, 2e-3)
+    check_masks(forward, rounded_network(folder), in_4_bits(adapter), 3, 4e-3)
 
 
 @pytest.mark.parametrize(("quantize", "activations"), [("q8", "int16"), ("q4", "int16"), ("q4", "int8")])
@@ -232,7 +232,7 @@ def test_masks_are_those_of_the_torch_backend(gates: tuple[NativeGate, TorchGate
     forward, _, _ = get("llama, odd sizes")
     expected = outputs_of(TorchForward(network, 1024, gate), masks=3)
     for ours, theirs in zip(outputs_of(forward, masks=3), expected, strict=True):
-        assert deviation(ours.logits_WV, theirs.logits_WV.numpy()) < 2e-3
+        assert deviation(ours.logits_WV, theirs.logits_WV.numpy()) < 4e-3
 
 
 @pytest.mark.usefixtures("build")

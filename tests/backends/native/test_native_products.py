@@ -13,8 +13,8 @@ from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, GROUP, Quanti
 
 SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1)]
 """Outputs and inputs: on and off the borders of panels and groups."""
-KINDS = [(FOUR, 16), (EIGHT, 16), (FOUR, 8)]
-"""Bits of weights and of activations. 8-bit weights are for 16-bit rows only."""
+KINDS = [(FOUR, 16), (EIGHT, 16), (FOUR, 8), (EIGHT, 8)]
+"""Bits of weights and of activations. With AVX2 alone 8-bit weights are multiplied by 16-bit rows in any case."""
 BOUNDS = {16: 1e-4, 8: 2e-2}
 """What rounding may cost, relative to the largest output."""
 ROWS = 200
@@ -169,6 +169,8 @@ def test_both_builds_say_nearly_the_same() -> None:
 
     skip_without_kernels()
     for kind, activations in KINDS:
+        if (kind, activations) == (EIGHT, 8):
+            continue  # AVX2 multiplies 16-bit rows instead
         results = []
         for flags in BUILDS.values():
             matrix, x_XI = make(bind(compiled(SOURCE, flags, LINK_FLAGS)), 70, 160, kind)

@@ -108,7 +108,7 @@ def test_quantising_again_changes_little_or_nothing(kind: int) -> None:
 
 
 def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> QuantisedMatrix:
-    """What packed bytes say, read as products.h describes them, number by number."""
+    """What packed bytes say, read as tiles.h describes them, number by number."""
     count = panels.shape[1]
     numbers = np.zeros((panels.shape[0] * lanes, count, GROUP), np.uint8 if kind == FOUR else np.int8)
     scales, minima = (np.zeros((panels.shape[0] * lanes, count), np.float16) for _ in range(2))
@@ -118,10 +118,10 @@ def unpacked(panels: np.ndarray, kind: int, lanes: int, outputs: int) -> Quantis
             held = panels[panel, group].tobytes()
             for at in range(GROUP):
                 if kind == FOUR:
-                    word = int.from_bytes(held[4 * (at // 8 * lanes + lane) :][:4], "little")
-                    numbers[output, group, at] = word >> (at % 8 // 2 * 4 + at % 2 * 16) & 15
+                    both = held[4 * (at // 8 * lanes + lane) + at % 4]
+                    numbers[output, group, at] = both >> 4 if at % 8 >= 4 else both & 15
                 else:
-                    numbers[output, group, at] = np.int8(np.uint8(held[2 * (at // 2 * lanes + lane) + at % 2]))
+                    numbers[output, group, at] = held[4 * (at // 4 * lanes + lane) + at % 4] - 128
             behind = held[(16 if kind == FOUR else 32) * lanes :]
             scales[output, group] = np.frombuffer(behind, np.float16)[lane]
             if kind == FOUR:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import stridelm
+from native import skip_without_kernels
 from reference import mask_row_outputs
-from stridelm import InputError, LoadSettings
+from stridelm import InputError, LoadSettings, SamplingParams
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach
@@ -205,12 +206,40 @@ def test_it_is_no_plain_lora(tmp_path: Path, tiny: Callable[..., Checkpoint]) ->
         load_adapter(tmp_path)
 
 
-def test_an_adapter_of_another_base_is_refused(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
-    checkpoint = load_tiny(tiny_folder("llama"))
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_an_adapter_serves_other_weights_of_its_shape(
+    backend: str, tmp_path: Path, tiny_folder: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, and the text is the model's own."""
+    changes = {"hidden_size": 64, "head_dim": 16}
+    checkpoint = load_tiny(tiny_folder(**changes))
     save_adapter(tmp_path, random_adapter(checkpoint))
-    with pytest.raises(InputError, match="other weights"):
-        stridelm.load(str(tiny_folder("llama", seed=1)), adapter=tmp_path, settings=LoadSettings(device="cpu"))
+    other = str(tiny_folder(seed=1, **changes))
+    if backend == "native":
+        skip_without_kernels()
+    settings = LoadSettings(device="cpu", backend=backend, quantize="q8" if backend == "native" else None, threads=1)
+    model = stridelm.load(other, adapter=tmp_path, settings=settings)
+    assert "has other weights" in caplog.text and "stridelm acceptance" in caplog.text
+    params = SamplingParams(max_tokens=24)
+    answer, plain = (model.generate("abcabc", params, decoder=name, raw=True) for name in ("self", "autoregressive"))
+    assert answer.token_ids == plain.token_ids
     check_base(tmp_path, load_adapter(tmp_path), checkpoint.name, checkpoint.fingerprint)
+    with pytest.raises(InputError, match="other weights"):
+        check_base(tmp_path, load_adapter(tmp_path), "another", "0" * 64)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize("change", [{"intermediate_size": 96}, {"num_key_value_heads": 4}, {"num_hidden_layers": 1}])
+def test_an_adapter_of_another_shape_is_refused(
+    backend: str, change: dict[str, int], tmp_path: Path, tiny_folder: Callable[..., Path]
+) -> None:
+    sizes = {"hidden_size": 64, "head_dim": 16}
+    save_adapter(tmp_path, random_adapter(load_tiny(tiny_folder(**sizes))))
+    if backend == "native":
+        skip_without_kernels()
+    settings = LoadSettings(device="cpu", backend=backend, quantize="q8" if backend == "native" else None)
+    with pytest.raises(InputError, match=r"use the adapter of this model|has no layer"):
+        stridelm.load(str(tiny_folder(**sizes | change)), adapter=tmp_path, settings=settings)
 
 
 def edit_config(folder: Path, **changes: object) -> None:

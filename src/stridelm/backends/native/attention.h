@@ -6,6 +6,8 @@
 //   keys    layer, head, block, position in the head, slot of the block
 //   values  layer, head, slot, position in the head
 //
+// Both are in half precision.
+//
 // Every score is a sum of its own, and weights and values are summed in the order of positions. The slot of a position
 // and the other rows of the step do not change a bit of the result.
 #pragma once
@@ -21,18 +23,18 @@ namespace stride {
 constexpr int64_t kBlock = 16;
 
 struct Cache {
-  float* keys;
-  float* values;
+  Half* keys;
+  Half* values;
   int64_t blocks;
 };
 
 struct Heads {
   int64_t layers, key_heads, per_key_head, size;
 
-  float* key_block(const Cache& cache, int64_t layer, int64_t head, int64_t block) const {
+  Half* key_block(const Cache& cache, int64_t layer, int64_t head, int64_t block) const {
     return cache.keys + (((layer * key_heads + head) * cache.blocks + block) * size) * kBlock;
   }
-  float* value(const Cache& cache, int64_t layer, int64_t head, int64_t slot) const {
+  Half* value(const Cache& cache, int64_t layer, int64_t head, int64_t slot) const {
     return cache.values + ((layer * key_heads + head) * cache.blocks * kBlock + slot) * size;
   }
 };
@@ -58,14 +60,14 @@ inline void gather(const float* const* query, int64_t queries, int64_t size, flo
 // The scores of 16 slots, for `count` of the `queries` gathered ones. Two sums each, over the even and the odd
 // dimensions of the head: a single chain of additions would be bound by latency.
 template <int count>
-inline void block_scores(const float* keys, int64_t size, const float* gathered, int64_t queries, float* scores,
+inline void block_scores(const Half* keys, int64_t size, const float* gathered, int64_t queries, float* scores,
                          int64_t stride) {
   for (int part = 0; part < kBlock; part += kLanes) {
     Floats even[count], odd[count];
     for (int q = 0; q < count; q++) even[q] = odd[q] = zeros();
     const float* query = gathered;
     for (int64_t d = 0; d < size; d += 2, query += 2 * queries) {
-      const Floats key = load(keys + d * kBlock + part), next = load(keys + (d + 1) * kBlock + part);
+      const Floats key = load_halves(keys + d * kBlock + part), next = load_halves(keys + (d + 1) * kBlock + part);
       for (int q = 0; q < count; q++) {
         even[q] = multiply_add(key, broadcast(query[q]), even[q]);
         odd[q] = multiply_add(next, broadcast(query[queries + q]), odd[q]);
@@ -75,7 +77,7 @@ inline void block_scores(const float* keys, int64_t size, const float* gathered,
   }
 }
 
-inline void tile_scores(int64_t count, const float* keys, int64_t size, const float* gathered, int64_t queries,
+inline void tile_scores(int64_t count, const Half* keys, int64_t size, const float* gathered, int64_t queries,
                         float* scores, int64_t stride) {
   switch (count) {
     case 1: return block_scores<1>(keys, size, gathered, queries, scores, stride);
@@ -88,11 +90,11 @@ inline void tile_scores(int64_t count, const float* keys, int64_t size, const fl
 }
 
 // The score of one slot, by the same additions in the same order.
-inline float slot_score(const float* keys, int64_t size, const float* query) {
+inline float slot_score(const Half* keys, int64_t size, const float* query) {
   float even = 0, odd = 0;
   for (int64_t d = 0; d < size; d += 2) {
-    even = std::fma(keys[d * kBlock], query[d], even);
-    odd = std::fma(keys[(d + 1) * kBlock], query[d + 1], odd);
+    even = std::fma(to_float(keys[d * kBlock]), query[d], even);
+    odd = std::fma(to_float(keys[(d + 1) * kBlock]), query[d + 1], odd);
   }
   return even + odd;
 }
@@ -123,16 +125,16 @@ inline void sum_value_columns(const Heads& heads, const Cache& cache, int64_t la
   Floats sum[count][vectors];
   for (int q = 0; q < count; q++)
     for (int v = 0; v < vectors; v++) sum[q][v] = zeros();
-  const auto take = [&](const float* value, int64_t t) {
+  const auto take = [&](const Half* value, int64_t t) {
     for (int v = 0; v < vectors; v++) {
-      const Floats part = load(value + v * kLanes);
+      const Floats part = load_halves(value + v * kLanes);
       for (int q = 0; q < count; q++) sum[q][v] = multiply_add(part, broadcast(weights[q * stride + t]), sum[q][v]);
     }
   };
   int64_t t = seen.first;
   while (t < seen.in_table) {
     const int64_t until = std::min((t / kBlock + 1) * kBlock, seen.in_table);
-    const float* value = heads.value(cache, layer, head, seen.blocks[t / kBlock] * kBlock + t % kBlock);
+    const Half* value = heads.value(cache, layer, head, seen.blocks[t / kBlock] * kBlock + t % kBlock);
     for (; t < until; t++, value += heads.size) take(value, t);
   }
   for (; t < seen.count; t++) take(heads.value(cache, layer, head, seen.tail[t - seen.in_table]), t);
@@ -166,7 +168,7 @@ inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_
   gather(queries, count, heads.size, gathered);
   const int32_t* blocks = visible[0]->blocks;
   for (int64_t t = 0; t < reach; t += kBlock) {
-    const float* keys = heads.key_block(cache, layer, head, blocks[t / kBlock]);
+    const Half* keys = heads.key_block(cache, layer, head, blocks[t / kBlock]);
     for (int64_t q = 0; q < count; q += 6)
       tile_scores(std::min<int64_t>(6, count - q), keys, heads.size, gathered + q, count, scores + q * stride + t, stride);
   }
@@ -177,7 +179,7 @@ inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_
       float* own = scores + h * stride;
       for (int64_t t = seen.in_table; t < seen.count; t++) {
         const int32_t slot = seen.tail[t - seen.in_table];
-        const float* keys = heads.key_block(cache, layer, head, slot / kBlock) + slot % kBlock;
+        const Half* keys = heads.key_block(cache, layer, head, slot / kBlock) + slot % kBlock;
         own[t] = slot_score(keys, heads.size, query[r] + h * heads.size);
       }
       scales[h] = softmax_weights(own, seen);

@@ -24,16 +24,16 @@ void* stride_workspace() { return new Workspace; }
 void stride_free_workspace(void* workspace) { delete static_cast<Workspace*>(workspace); }
 
 void stride_forward(const Model* model, const Cache* cache, const Step* step, void* workspace) {
-  Forward(*model, *cache, *step, *static_cast<Workspace*>(workspace)).run();
+  Forward::run(*model, *cache, *step, *static_cast<Workspace*>(workspace));
 }
 
 // Any matrix times some rows of floats, each a whole number of groups long.
 void stride_product(const Matrix* matrix, int64_t activations, int64_t threads, const float* x, int64_t rows, float* y) {
   const int64_t size = matrix->groups * kGroup;
-  std::vector<int16_t> numbers(rows * size);
-  std::vector<float> scales(rows * matrix->groups), sums(rows * matrix->groups);
-  const Quantised quantised{numbers.data(), scales.data(), sums.data(), matrix->groups};
-  const auto as = static_cast<Activations>(activations);
+  QuantisedMemory memory;
+  memory.prepare(rows, size);
+  const Quantised quantised = memory.rows(size);
+  const Activations as = taken_by(matrix->kind, static_cast<Activations>(activations));
   for (int64_t row = 0; row < rows; row++) quantise_row(x + row * size, as, quantised, row);
   Team::instance().run(static_cast<int>(threads), [&](int thread, int count) {
     const Share share(matrix->panels, 1, thread, count);
@@ -68,11 +68,11 @@ void stride_move(const Shape* shape, const Cache* cache, const int64_t* to, cons
   for (int64_t layer = 0; layer < shape->layers; layer++)
     for (int64_t head = 0; head < shape->key_heads; head++)
       for (int64_t i = 0; i < count; i++) {
-        float* target = heads.key_block(*cache, layer, head, to[i] / kBlock) + to[i] % kBlock;
-        const float* source = heads.key_block(*cache, layer, head, from[i] / kBlock) + from[i] % kBlock;
+        Half* target = heads.key_block(*cache, layer, head, to[i] / kBlock) + to[i] % kBlock;
+        const Half* source = heads.key_block(*cache, layer, head, from[i] / kBlock) + from[i] % kBlock;
         for (int64_t d = 0; d < heads.size; d++) target[d * kBlock] = source[d * kBlock];
         std::memcpy(heads.value(*cache, layer, head, to[i]), heads.value(*cache, layer, head, from[i]),
-                    heads.size * sizeof(float));
+                    heads.size * sizeof(Half));
       }
 }
 

@@ -14,6 +14,7 @@ from stridelm.backends.common.processor import processor_entry
 from stridelm.backends.native.gate import NativeGate
 from stridelm.backends.native.library import Step, Workspace, library
 from stridelm.backends.native.memory import NativeMemory
+from stridelm.backends.native.packed_file import VERSION
 from stridelm.backends.native.weights import Weights, address
 from stridelm.cache.kv_cache import KVCache, Table, blocks_for
 from stridelm.types import Output, Rows
@@ -40,7 +41,7 @@ class NativeForward:
     def identity(self) -> tuple[object, ...]:
         """Everything that its speed depends on."""
         processor, lanes = processor_entry("model name"), library().stride_lanes()
-        return self.backend, processor, lanes, self.weights.shape.threads, self.weights.activations
+        return self.backend, VERSION, processor, lanes, self.weights.shape.threads, self.weights.activations
 
     def with_cache(self, tokens: int) -> "NativeForward":
         return NativeForward(self.weights, tokens)

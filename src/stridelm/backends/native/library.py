@@ -18,7 +18,7 @@ LINK_FLAGS = ("-pthread",)
 
 
 class Matrix(ctypes.Structure):
-    """Weights in panels, as products.h describes them."""
+    """Weights in panels, as tiles.h describes them."""
 
     _fields_ = (("weights", c_void_p), ("panels", c_int64), ("groups", c_int64), ("kind", c_int64))
 

@@ -9,7 +9,7 @@ from stridelm.backends.native.library import library
 from stridelm.backends.native.model_source import Source, find_source
 from stridelm.backends.native.packed_file import Packed, file_identity, packed_folder, read_or_pack
 from stridelm.backends.native.weights import make_weights
-from stridelm.models.preview import adapter_folder
+from stridelm.models.preview import adapter_folder, warn_of_other_weights
 from stridelm.models.target import LoadedModel, Target
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.settings import ModelChoice
@@ -86,13 +86,14 @@ def _packed_adapter(folder: Path, model: str, packed: Packed, lanes: int) -> Pac
 
     def pack() -> None:
         from stridelm.backends.native.pack_adapter import pack_adapter
-        from stridelm.models.adapter import check_base, load_adapter
+        from stridelm.models.adapter import load_adapter
 
-        adapter = load_adapter(folder)
-        check_base(folder, adapter, model, packed.notes["fingerprint"])
-        pack_adapter(folder, adapter, packed, packed_to, lanes)
+        pack_adapter(folder, load_adapter(folder), packed, packed_to, lanes)
 
-    return read_or_pack(packed_to, lanes, pack)
+    adapter = read_or_pack(packed_to, lanes, pack)
+    trained_on = adapter.notes["base"], adapter.notes["fingerprint"]
+    warn_of_other_weights(folder, trained_on, (model, packed.notes["fingerprint"]))
+    return adapter
 
 
 def _identity(folder: Path) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Keys and values of the native backend; attention.h describes their order in memory."""
+"""Keys and values of the native backend, in half precision; attention.h describes their order in memory."""
 
 import mmap
 
@@ -19,13 +19,13 @@ class NativeMemory:
         values = shape.layers * shape.key_heads * blocks * BLOCK_SIZE * shape.head_size
         try:
             # Not numpy's own memory: that uses pages of 2 MB, and every head of every layer would take one.
-            self._keys, self._values = (mmap.mmap(-1, 4 * values, mmap.MAP_PRIVATE) for _ in range(2))
+            self._keys, self._values = (mmap.mmap(-1, 2 * values, mmap.MAP_PRIVATE) for _ in range(2))
         except (OSError, OverflowError, ValueError) as error:
             raise InputError(
                 f"there is no memory for a KV cache of {blocks * BLOCK_SIZE} tokens: give it fewer with cache_tokens "
                 "(--cache-tokens)"
             ) from error
-        starts = (np.frombuffer(each, np.float32).ctypes.data for each in (self._keys, self._values))
+        starts = (np.frombuffer(each, np.float16).ctypes.data for each in (self._keys, self._values))
         self.cache = Cache(*starts, blocks)
 
     def move(self, target: np.ndarray, source: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "products.h"
 
 namespace stride {
@@ -96,6 +97,13 @@ struct Step {
   float* log_sums;            // per scored row, the logarithm of the sum of all e^logit
   float* hidden;              // wanted x width, or null
   float* read;                // reads x rows x width
+
+  int64_t start(int64_t row) const { return starts[sequence[row]]; }
+  const int32_t* table(int64_t row) const { return blocks + tables[sequence[row]]; }
+  int64_t slot(int64_t row) const {
+    const int64_t at = start(row) + place[row];
+    return table(row)[at / kBlock] * kBlock + at % kBlock;
+  }
 };
 
 }  // namespace stride

@@ -27,6 +27,16 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
     left = set(adapter.config.targets)
     parts: dict[str, list[tuple[int, int]]] = {}
 
+    def factors(target: str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        down_RI, up_OR = adapter.low_rank(target)
+        outputs, inputs = _sizes(shape)[name]
+        if (up_OR.shape[0], down_RI.shape[1]) != (outputs, inputs):
+            raise InputError(
+                f"{given}: {target} is {inputs} to {outputs} in this model, and {down_RI.shape[1]} to {up_OR.shape[0]} "
+                "there: use the adapter of this model"
+            )
+        return down_RI, up_OR
+
     def fill(writer: Writer, _: Path) -> dict[str, Any]:
         for layer in range(shape["layers"]):
             for slot, names in SLOTS.items():
@@ -35,7 +45,8 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
                 left.difference_update(used.values())
                 places = _places(slot, shape, lanes)
                 parts[f"{layer}.{slot}"] = [places[place] for place in used]
-                _write_slot(writer, f"{layer}.{slot}", [adapter.low_rank(target) for target in used.values()])
+                found = [factors(target, names[place]) for place, target in used.items()]
+                _write_slot(writer, f"{layer}.{slot}", found)
         if left:
             raise DoesNotFit(f"has no layer {min(left)}, which {given} changes")
         writer.vector(MASK_EMBEDDING, adapter.mask_embedding.float().numpy())
@@ -49,6 +60,21 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
         }
 
     write(folder, lanes, fill)
+
+
+def _sizes(shape: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the linear layers, by name."""
+    width, inner = shape["width"], shape["inner"]
+    queries, keys = (shape[heads] * shape["head_size"] for heads in ("heads", "key_heads"))
+    return {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
 
 
 def _places(slot: str, shape: dict[str, int], lanes: int) -> list[tuple[int, int]]:

@@ -8,7 +8,6 @@ Damage is found before a kernel reads a byte: all offsets are checked against th
 import fcntl
 import hashlib
 import json
-import mmap
 import os
 import shutil
 import tempfile
@@ -20,12 +19,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from stridelm.backends.native.huge_pages import read_mapped
 from stridelm.backends.native.library import Matrix
 from stridelm.backends.native.quantised_matrix import FOUR, GROUP, QuantisedMatrix, pack_panels
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 
-VERSION = 3
+VERSION = 4
 """Increased when the stored format changes, so that models packed by an older version are packed again."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
@@ -136,8 +136,7 @@ def read(folder: Path, lanes: int) -> Packed | None:
     try:
         notes = json.loads((folder / ENTRIES).read_text())
         with (folder / WEIGHTS).open("rb") as file:
-            # Private: nothing is ever written, so pages are shared with other processes that read the same file.
-            memory = np.frombuffer(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ), np.uint8)
+            memory = read_mapped(file)
         if notes["version"] != VERSION or notes["lanes"] != lanes:
             return None
         whole = all(_end(place, lanes) <= len(memory) for place in notes["entries"].values())

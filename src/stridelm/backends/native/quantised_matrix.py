@@ -120,10 +120,13 @@ def pack_panels(groups: QuantisedMatrix, lanes: int) -> np.ndarray:
     numbers_PLGX = filled.numbers_OGX.reshape(panels, lanes, -1, GROUP)
     scales = [_by_panel(filled.scales_OG, lanes)]
     if filled.minima_OG is None:
-        numbers = numbers_PLGX.reshape(panels, lanes, -1, GROUP // 2, 2).transpose(0, 2, 3, 1, 4)
+        as_unsigned = numbers_PLGX.view(np.uint8) ^ np.uint8(128)
+        chunks_PLGCX = as_unsigned.reshape(panels, lanes, -1, GROUP // 4, 4)
     else:
-        numbers = _words(numbers_PLGX).transpose(0, 2, 3, 1)
+        halves = numbers_PLGX.reshape(panels, lanes, -1, GROUP // 8, 2, 4)
+        chunks_PLGCX = halves[..., 0, :] | halves[..., 1, :] << np.uint8(4)
         scales.append(_by_panel(filled.minima_OG, lanes))
+    numbers = chunks_PLGCX.transpose(0, 2, 3, 1, 4)
     count = numbers_PLGX.shape[2]
     as_bytes = [np.ascontiguousarray(part).view(np.uint8).reshape(panels, count, -1) for part in (numbers, *scales)]
     return np.concatenate(as_bytes, axis=-1)
@@ -131,12 +134,3 @@ def pack_panels(groups: QuantisedMatrix, lanes: int) -> np.ndarray:
 
 def _by_panel(scales_OG: np.ndarray, lanes: int) -> np.ndarray:
     return scales_OG.reshape(-1, lanes, scales_OG.shape[1]).transpose(0, 2, 1)
-
-
-def _words(numbers_PLGX: np.ndarray) -> np.ndarray:
-    """Eight inputs per 32-bit word: P x L x G x 4."""
-    chunks = numbers_PLGX.reshape(*numbers_PLGX.shape[:3], 4, 8)
-    words = np.zeros(chunks.shape[:-1], np.uint32)
-    for place in range(8):
-        words |= chunks[..., place].astype(np.uint32) << np.uint32(place // 2 * 4 + place % 2 * 16)
-    return words

@@ -23,9 +23,7 @@ class SequentialStep {
     const int64_t most = std::max({inputs_, head_.read.outputs(), padded(head_.size), head_.write.outputs()});
     ensure(work_.input, rows * most);
     ensure(work_.products, rows * most);
-    ensure(work_.numbers, rows * most);
-    ensure(work_.scales, rows * most / kGroup);
-    ensure(work_.sums, rows * most / kGroup);
+    work_.quantised.prepare(rows, most);
     Team::instance().run(static_cast<int>(model_.shape.threads), [&](int thread, int threads) {
       for (int64_t row = thread; row < rows; row += threads)
         write_input(row, outputs + row * width_, before[row], states + row * head_.size);
@@ -55,7 +53,7 @@ class SequentialStep {
     unit(token, width_, x + width_);
     std::memcpy(x + 2 * width_, state, head_.size * sizeof(float));
     std::fill(x + 2 * width_ + head_.size, x + inputs_, 0.0f);
-    quantise_row(x, Activations::kInt16, work_.quantised(inputs_), row);
+    quantise_row(x, Activations::kInt16, work_.quantised.rows(inputs_), row);
   }
 
   // state += sigmoid(gate) (tanh(candidate) - state)
@@ -69,15 +67,15 @@ class SequentialStep {
       x[i] = next[i];
     }
     std::fill(x + head_.size, x + padded(head_.size), 0.0f);
-    quantise_row(x, Activations::kInt16, work_.quantised(head_.size), row);
+    quantise_row(x, Activations::kInt16, work_.quantised.rows(head_.size), row);
   }
 
   void multiply_by(const Matrix& matrix, int64_t rows, int thread, int threads) {
-    Team::instance().barrier.wait(threads);
+    Team::instance().wait(thread, threads);
     const Share share(matrix.panels, 1, thread, threads);
-    product(matrix, Activations::kInt16, share.first, share.last, work_.quantised(matrix.groups * kGroup), 0, rows,
+    product(matrix, Activations::kInt16, share.first, share.last, work_.quantised.rows(matrix.groups * kGroup), 0, rows,
             work_.products.data(), matrix.outputs());
-    Team::instance().barrier.wait(threads);
+    Team::instance().wait(thread, threads);
   }
 
   const Model& model_;

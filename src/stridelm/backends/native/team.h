@@ -1,15 +1,20 @@
 // A team of threads that run the same work together.
 //
-// A forward is one `run`, in which the threads meet at a barrier about two hundred times. They spin while they wait,
-// since that takes less than a microsecond. A thread that has spun for long yields, so that another process can use
-// its core; a thread without work for some milliseconds sleeps.
+// A forward is one `run`, in which the threads meet at a barrier 150 times or more. They spin while they wait, since
+// that takes less than a microsecond. A thread that has spun for long yields, so that another process can use its core;
+// a thread without work for some milliseconds sleeps.
+//
+// If other processes hold the cores, the first thread waits for threads that do not run, at every barrier, for as long
+// as the system lets others run. It notices that, goes on without them, and tries again after some runs.
 #pragma once
 
 #include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -22,20 +27,62 @@ namespace stride {
 
 constexpr int kSpins = 2000;  // about 30 microseconds, then yield
 
+// Whether other processes hold the cores. Only the first thread asks and tells.
+class Crowd {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // The number of threads for the next run.
+  int begin(int wanted) {
+    started_ = Clock::now();
+    waited_in_run_ = {};
+    is_alone_ = left_ > 0;
+    if (is_alone_) left_--;
+    return is_alone_ ? 1 : wanted;
+  }
+  void waited(Clock::duration time) { waited_in_run_ += time; }
+  // Within a run: has so much been lost that the rest is quicker alone?
+  bool is_lost() const { return waited_in_run_ > kLost; }
+
+  void end() {
+    if (is_alone_) return;
+    waited_ += waited_in_run_;
+    ran_ += Clock::now() - started_;
+    if (!is_lost() && ++runs_ < kRuns) return;
+    // Rest longer each time that another try shows the same.
+    if (is_lost() || waited_ * 3 > ran_) left_ = rest_ = std::min(2 * rest_, kMaxRest);
+    else rest_ = kMinRest / 2;
+    waited_ = ran_ = {};
+    runs_ = 0;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLost{8};
+  static constexpr int kRuns = 8, kMinRest = 32, kMaxRest = 512;
+  Clock::time_point started_;
+  Clock::duration waited_in_run_{}, waited_{}, ran_{};  // the last two over `runs_` runs
+  int runs_ = 0, left_ = 0, rest_ = kMinRest / 2;       // left: runs until the others are tried again
+  bool is_alone_ = false;
+};
+
 class Barrier {
  public:
-  void wait(int threads) {
-    if (threads == 1) return;
+  // Returns how long the others took, if it was long enough to yield.
+  Crowd::Clock::duration wait(int threads) {
+    if (threads == 1) return {};
     const int round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
-      return;
+      return {};
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) {
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (round_.load(std::memory_order_acquire) != round) return {};
       _mm_pause();
-      if (spins >= kSpins) sched_yield();
     }
+    const auto before = Crowd::Clock::now();
+    while (round_.load(std::memory_order_acquire) == round) sched_yield();
+    return Crowd::Clock::now() - before;
   }
 
  private:
@@ -59,6 +106,7 @@ class Team {
   template <class Work>
   void run(int threads, Work work) {
     std::lock_guard<std::mutex> one_run(run_);
+    threads = active_ = threads > 1 ? crowd_.begin(threads) : 1;
     if (threads <= 1) {
       work(0, 1);
       return;
@@ -76,9 +124,21 @@ class Team {
       _mm_pause();
       if (spins >= kSpins) sched_yield();
     }
+    crowd_.end();
   }
 
-  Barrier barrier;
+  // Wait until all threads of the run have come here.
+  void wait(int thread, int threads) {
+    const auto waited = barrier_.wait(threads);
+    if (thread == 0) crowd_.waited(waited);
+  }
+
+  // By the first thread, before a barrier: do the others take part in what follows? After the barrier `threads` tells
+  // all of them.
+  void decide() {
+    if (crowd_.is_lost()) active_ = 1;
+  }
+  int threads() const { return active_; }
 
  private:
   static constexpr int kIdleSpins = 20000;  // under a millisecond, then yield kIdleYields times, then sleep
@@ -117,6 +177,9 @@ class Team {
     }
   }
 
+  Barrier barrier_;
+  Crowd crowd_;
+  int active_ = 1;
   std::mutex run_, sleep_;
   std::condition_variable wake_;
   std::vector<std::thread> helpers_;

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, check_base
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig
 from stridelm.models.mask_token import own_masks
+from stridelm.models.preview import warn_of_other_weights
 from stridelm.models.ungated import masks_alone
 from stridelm.settings import LoadSettings
 
@@ -23,7 +24,8 @@ def load_converted(
     if given is None:
         return checkpoint, mask_token_adapter(checkpoint)
     folder, adapter = given
-    check_base(folder, adapter, checkpoint.name, checkpoint.fingerprint)
+    trained_on = adapter.config.base, adapter.config.fingerprint
+    warn_of_other_weights(folder, trained_on, (checkpoint.name, checkpoint.fingerprint))
     return checkpoint, adapter
 
 

@@ -124,6 +124,7 @@ async def answer_race(context: Context, prompts: Prompts, vocabulary: Vocabulary
     _check_room(context, prompt, request.max_tokens)
     for lane in request.lanes(seed):
         generation = Generation(context, lane, None)
+        await generation.load_parts()
         sequences += generation.sequences(prompt, generation.room(prompt, request.max_tokens, "max_tokens"))
         plans.append(generation.plan(sequences[-1]))
     check_queue(context, len(sequences), "messages")

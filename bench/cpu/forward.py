@@ -1,0 +1,128 @@
+"""Milliseconds of a forward on the native backend by its rows, of several source trees or builds in turn.
+
+    python bench/cpu/forward.py [--tree before=FOLDER ...] [--rounds 30] [--threads 2] [--context 200] [--avx2]
+                                [--json FILE]
+
+A shape is so many real rows, or real rows + masks off the last one. Every tree has a process per kind of activations;
+they take turns, shape by shape, so that a slow moment of the machine affects all alike. Without `--tree` the one that
+the script belongs to is measured.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import machine, script_parser, table, write
+
+SHAPES = ("1", "2", "4", "5", "8", "9", "16", "1+2", "1+4", "3+3", "4+3")
+ACTIVATIONS = ("int8", "int16")
+REPEATS = 4
+"""Forwards of one shape in a turn; the first warms up the caches and is left out."""
+
+
+def work(activations: str, threads: int, context: int, avx2: bool) -> None:
+    """In a process of its own: for each shape on standard input, the times of some forwards."""
+    from stridelm import LoadSettings, load
+    from stridelm.backends.native import library as native_library
+    from stridelm.decode.cost import _Shape, _Trial
+
+    if avx2:
+        narrow = ("-mavx2", "-mfma", "-mf16c")
+        native_library.FLAGS = tuple(
+            each for flag in native_library.FLAGS for each in (narrow if "march" in flag else (flag,))
+        )
+    settings = LoadSettings(backend="native", threads=threads, activations=activations)
+    forward = load("smollm2", settings=settings).loaded.forward.with_cache(4 * context + 256)
+    trials = {}
+    for shape in SHAPES:
+        real, _, masks = shape.partition("+")
+        trials[shape] = _Trial(forward, _Shape(1, int(real), int(masks or 0), context=context))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        trial, times = trials[line.strip()], []
+        for _ in range(REPEATS):
+            before = time.perf_counter()
+            trial()
+            times.append(1e3 * (time.perf_counter() - before))
+        print(json.dumps(times[1:]), flush=True)
+
+
+class Worker:
+    def __init__(self, tree: Path, options: Any, activations: str) -> None:
+        command = [sys.executable, __file__, "--work", activations, "--threads", str(options.threads)]
+        command += ["--context", str(options.context), *(["--avx2"] if options.avx2 else [])]
+        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"}
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        assert self._read() == "ready"
+
+    def times(self, shape: str) -> list[float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{shape}\n")
+        self._process.stdin.flush()
+        return json.loads(self._read())
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise SystemExit("a process that measures has ended: its message is above")
+        return line
+
+
+def measure(options: Any, trees: dict[str, Path]) -> dict[str, dict[str, dict[str, float]]]:
+    """By tree and activations, then by shape: the median and the 10th percentile."""
+    workers = {
+        f"{name}, {activations}": Worker(tree, options, activations)
+        for activations in ACTIVATIONS
+        for name, tree in trees.items()
+    }
+    taken: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in SHAPES} for name in workers}
+    for number in range(options.rounds):
+        for shape in SHAPES:
+            for name in sorted(workers, key=lambda name: (list(workers).index(name) + number) % len(workers)):
+                taken[name][shape] += workers[name].times(shape)
+    for worker in workers.values():
+        worker.close()
+    return {name: {shape: _figures(times) for shape, times in by.items()} for name, by in taken.items()}
+
+
+def _figures(times: list[float]) -> dict[str, float]:
+    tenth = statistics.quantiles(times, n=10)[0]
+    return {"median": round(statistics.median(times), 3), "tenth": round(tenth, 3)}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="a checkout; repeatable")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
+    parser.add_argument("--avx2", action="store_true", help="compile for a processor that has nothing beyond AVX2")
+    parser.add_argument("--work", help="internal")
+    options = parser.parse_args(arguments)
+    if options.work:
+        return work(options.work, options.threads, options.context, options.avx2)
+    named = dict(each.split("=", 1) for each in options.tree) or {"now": str(Path(__file__).parents[2])}
+    figures = measure(options, {name: Path(folder).resolve() for name, folder in named.items()})
+    cells = [[name, *(f"{by[shape]['median']:.2f}" for shape in SHAPES)] for name, by in figures.items()]
+    print(table(["rows", *SHAPES], cells))
+    cells = [[name, *(f"{by[shape]['tenth']:.2f}" for shape in SHAPES)] for name, by in figures.items()]
+    print("\n10th percentiles\n\n" + table(["rows", *SHAPES], cells))
+    about = {"machine": machine(options.threads), "context": options.context, "avx2": options.avx2}
+    write(options.json, {**about, "milliseconds": figures})
+    return None
+
+
+if __name__ == "__main__":
+    main()
