@@ -29,8 +29,8 @@ def warn_of_other_weights(folder: Path, trained_on: tuple[str, str], base: tuple
     """
     if trained_on[1] != base[1]:
         log.warning(
-            "%s was trained on %s (fingerprint %s), and %s has other weights (%s): text stays exact, but fewer drafts "
-            "may be accepted; `stridelm acceptance` measures how many",
+            "%s was trained on %s (fingerprint %s), and %s has other weights (%s): what is verified stays exact, but "
+            "fewer drafts may be accepted; `stridelm acceptance` measures how many",
             folder, trained_on[0], trained_on[1][:12], base[0], base[1][:12],
         )  # fmt: skip
 
