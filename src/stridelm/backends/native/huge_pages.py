@@ -13,8 +13,8 @@ _HUGE = 2 << 20
 
 
 def read_mapped(file: BinaryIO) -> np.ndarray:
-    """Read-only. A copy in huge pages if there is plenty of memory for it, else the file itself, mapped: its pages are
-    small in most file systems, whatever is advised."""
+    """Read-only. A copy in huge pages if there is plenty of memory for it, else the file itself, mapped: the pages of a
+    file that is in the page cache already stay small, whatever is advised."""
     size = os.fstat(file.fileno()).st_size
     if _are_offered() and _HUGE <= size < _available() // 4:
         copied = _copy(file, size)
