@@ -12,6 +12,7 @@
 // and the other rows of the step do not change a bit of the result.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -117,39 +118,66 @@ inline float softmax_weights(float* scores, const VisibleKeys& seen) {
   return 1.0f / sum_of(sum);
 }
 
-// The weighted sums of values for `count` query heads, over `vectors` vectors of the head's dimensions.
+// Positions of a text, some query heads that see all of them, and where their sums of values are.
+struct ValueSum {
+  const VisibleKeys& seen;
+  int64_t from, until;
+  const float* weights;  // by query, `stride` apart, and position
+  int64_t stride;
+  float* const* sums;  // by query
+};
+
+// Add weighted values to the sums of `count` queries, over `vectors` vectors of the head's dimensions.
 template <int count, int vectors>
-inline void sum_value_columns(const Heads& heads, const Cache& cache, int64_t layer, int64_t head,
-                              const VisibleKeys& seen, const float* weights, int64_t stride, const float* scales,
-                              float* to) {
+inline void add_value_columns(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, int64_t column,
+                              const ValueSum& part) {
   Floats sum[count][vectors];
   for (int q = 0; q < count; q++)
-    for (int v = 0; v < vectors; v++) sum[q][v] = zeros();
+    for (int v = 0; v < vectors; v++) sum[q][v] = load(part.sums[q] + column + v * kLanes);
   const auto take = [&](const Half* value, int64_t t) {
     for (int v = 0; v < vectors; v++) {
-      const Floats part = load_halves(value + v * kLanes);
-      for (int q = 0; q < count; q++) sum[q][v] = multiply_add(part, broadcast(weights[q * stride + t]), sum[q][v]);
+      const Floats numbers = load_halves(value + column + v * kLanes);
+      for (int q = 0; q < count; q++)
+        sum[q][v] = multiply_add(numbers, broadcast(part.weights[q * part.stride + t]), sum[q][v]);
     }
   };
-  int64_t t = seen.first;
-  while (t < seen.in_table) {
-    const int64_t until = std::min((t / kBlock + 1) * kBlock, seen.in_table);
+  const VisibleKeys& seen = part.seen;
+  int64_t t = part.from;
+  while (t < std::min(part.until, seen.in_table)) {
+    const int64_t until = std::min({(t / kBlock + 1) * kBlock, seen.in_table, part.until});
     const Half* value = heads.value(cache, layer, head, seen.blocks[t / kBlock] * kBlock + t % kBlock);
     for (; t < until; t++, value += heads.size) take(value, t);
   }
-  for (; t < seen.count; t++) take(heads.value(cache, layer, head, seen.tail[t - seen.in_table]), t);
+  for (; t < part.until; t++) take(heads.value(cache, layer, head, seen.tail[t - seen.in_table]), t);
   for (int q = 0; q < count; q++)
-    for (int v = 0; v < vectors; v++) store(to + q * heads.size + v * kLanes, multiply(sum[q][v], broadcast(scales[q])));
+    for (int v = 0; v < vectors; v++) store(part.sums[q] + column + v * kLanes, sum[q][v]);
 }
 
 template <int count>
-inline void sum_values(const Heads& heads, Cache cache, int64_t layer, int64_t head, const VisibleKeys& seen,
-                       const float* weights, int64_t stride, const float* scales, float* to) {
+inline void add_value_tile(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, const ValueSum& part) {
   int64_t column = 0;
-  for (; column + 4 * kLanes <= heads.size; column += 4 * kLanes, cache.values += 4 * kLanes)
-    sum_value_columns<count, 4>(heads, cache, layer, head, seen, weights, stride, scales, to + column);
-  for (; column < heads.size; column += kLanes, cache.values += kLanes)
-    sum_value_columns<count, 1>(heads, cache, layer, head, seen, weights, stride, scales, to + column);
+  for (; column + 4 * kLanes <= heads.size; column += 4 * kLanes)
+    add_value_columns<count, 4>(heads, cache, layer, head, column, part);
+  for (; column < heads.size; column += kLanes) add_value_columns<count, 1>(heads, cache, layer, head, column, part);
+}
+
+constexpr int kValueQueries = kLanes == 16 ? 6 : 3;  // their sums stay in registers
+
+inline void add_values(const Heads& heads, const Cache& cache, int64_t layer, int64_t head, int64_t queries,
+                       ValueSum part) {
+  if (part.from >= part.until) return;
+  for (int64_t left = queries; left > 0;) {
+    const int64_t count = std::min<int64_t>(left, kValueQueries);
+    switch (count) {
+      case 1: add_value_tile<1>(heads, cache, layer, head, part); break;
+      case 2: add_value_tile<2>(heads, cache, layer, head, part); break;
+      case 3: add_value_tile<3>(heads, cache, layer, head, part); break;
+      case 4: add_value_tile<std::min(4, kValueQueries)>(heads, cache, layer, head, part); break;
+      case 5: add_value_tile<std::min(5, kValueQueries)>(heads, cache, layer, head, part); break;
+      default: add_value_tile<kValueQueries>(heads, cache, layer, head, part);
+    }
+    left -= count, part.weights += count * part.stride, part.sums += count;
+  }
 }
 
 // Attention for some query heads of one key head, of some rows of one sequence: row i reads query[i] (heads_here x
@@ -172,26 +200,34 @@ inline void attend(const Heads& heads, const Cache& cache, int64_t layer, int64_
     for (int64_t q = 0; q < count; q += 6)
       tile_scores(std::min<int64_t>(6, count - q), keys, heads.size, gathered + q, count, scores + q * stride + t, stride);
   }
-  for (int64_t r = 0; r < rows; r++, scores += heads_here * stride) {
+  float* sums[kMaxQueries];
+  float scales[kMaxQueries];
+  int64_t from = 0, until = reach;  // positions that all rows see, in the table's order: their values are read once
+  for (int64_t r = 0; r < rows; r++) {
     const VisibleKeys& seen = *visible[r];
-    float scales[kMaxQueries];
+    from = std::max(from, seen.first), until = std::min(until, seen.in_table);
     for (int64_t h = 0; h < heads_here; h++) {
-      float* own = scores + h * stride;
+      float* own = scores + (r * heads_here + h) * stride;
       for (int64_t t = seen.in_table; t < seen.count; t++) {
         const int32_t slot = seen.tail[t - seen.in_table];
         const Half* keys = heads.key_block(cache, layer, head, slot / kBlock) + slot % kBlock;
         own[t] = slot_score(keys, heads.size, query[r] + h * heads.size);
       }
-      scales[h] = softmax_weights(own, seen);
+      scales[r * heads_here + h] = softmax_weights(own, seen);
+      sums[r * heads_here + h] = to[r] + h * heads.size;
     }
-    int64_t h = 0;
-    for (; h + 3 <= heads_here; h += 3)
-      sum_values<3>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
-    for (; h + 2 <= heads_here; h += 2)
-      sum_values<2>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
-    for (; h < heads_here; h++)
-      sum_values<1>(heads, cache, layer, head, seen, scores + h * stride, stride, scales + h, to[r] + h * heads.size);
+    std::fill_n(to[r], heads_here * heads.size, 0.0f);
   }
+  const auto add_own = [&](int64_t r, int64_t first, int64_t last) {
+    const int64_t q = r * heads_here;
+    add_values(heads, cache, layer, head, heads_here, {*visible[r], first, last, scores + q * stride, stride, sums + q});
+  };
+  from = std::min(from, until);
+  for (int64_t r = 0; r < rows; r++) add_own(r, visible[r]->first, from);
+  add_values(heads, cache, layer, head, count, {*visible[0], from, until, scores, stride, sums});
+  for (int64_t r = 0; r < rows; r++) add_own(r, std::max(until, visible[r]->first), visible[r]->count);
+  for (int64_t q = 0; q < count; q++)
+    for (int64_t d = 0; d < heads.size; d += kLanes) store(sums[q] + d, multiply(load(sums[q] + d), broadcast(scales[q])));
 }
 
 }  // namespace stride

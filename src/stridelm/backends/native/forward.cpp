@@ -37,7 +37,7 @@ void stride_product(const Matrix* matrix, int64_t activations, int64_t threads, 
   for (int64_t row = 0; row < rows; row++) quantise_row(x + row * size, as, quantised, row);
   Team::instance().run(static_cast<int>(threads), [&](int thread, int count) {
     const Share share(matrix->panels, 1, thread, count);
-    product(*matrix, as, share.first, share.last, quantised, 0, rows, y, matrix->outputs());
+    product(*matrix, as, share.first, share.last, quantised, 0, rows, {y, matrix->outputs()});
   });
 }
 

@@ -1,9 +1,9 @@
 // The forward pass of a Llama-family model over the rows of a step.
 //
 // The rows come with the masks last. All threads go through the layers together and wait for each other wherever one
-// needs results of the others: five times a layer, and once more for each product that masks have low-rank parts in. A
-// thread owns some outputs of every product, and goes on with them without waiting as far as it can: it adds what it
-// has computed to the hidden states, rotates and stores its heads, gates its part of the network.
+// needs results of the others: five times a layer. A thread owns some outputs of every product, and goes on with them
+// without waiting as far as it can: it adds what it has computed to the hidden states, rotates and stores its heads,
+// gates its part of the network.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "lanes.h"
+#include "low_rank.h"
 #include "model.h"
 #include "products.h"
 #include "team.h"
@@ -56,7 +57,6 @@ class Forward {
   float* hidden(int64_t row) { return work_.hidden.data() + row * shape_.width; }
   float* input(int64_t row) { return work_.input.data() + row * work_.input_stride; }
   float* products(int64_t row) { return work_.products.data() + row * work_.product_stride; }
-  int64_t masks() const { return step_.rows - step_.real; }
   int64_t head_panels() const { return shape_.head_size / kLanes; }
   Activations as(const Matrix& matrix) const {
     return matrix.kind == Kind::kFour ? shape_.activations : Activations::kInt16;
@@ -132,7 +132,7 @@ class Forward {
     const int64_t outputs = model_.head.outputs(), parts = work_.log_sum_parts;
     for (Share share = share_of(model_.head, kLogSumPanels); share.first < share.last; share.first += kLogSumPanels) {
       const int64_t last = std::min(share.first + kLogSumPanels, share.last), first = share.first * kLanes;
-      product(model_.head, head_activations(), share.first, last, x, 0, step_.scored, step_.logits, outputs);
+      product(model_.head, head_activations(), share.first, last, x, 0, step_.scored, {step_.logits, outputs});
       const int64_t size = std::min(last * kLanes, model_.vocabulary) - first;
       for (int64_t i = 0; i < step_.scored; i++)
         work_.log_sums[i * parts + share.first / kLogSumPanels] =
@@ -186,54 +186,20 @@ class Forward {
   // This thread's share of a product, in whole units of panels, low-rank parts of mask rows included.
   Share compute_product(const Matrix& matrix, const LowRank* low, const Quantised& x, int64_t unit) {
     const Share share = share_of(matrix, unit);
-    product(matrix, as(matrix), share.first, share.last, x, 0, step_.rows, work_.products.data(), work_.product_stride);
-    if (low) {
-      const Share part = share_of(low->down, 1);
-      product(low->down, as(matrix), part.first, part.last, x, step_.real, masks(), work_.low.data(), work_.low_stride);
-      for (int64_t number = 0; number < low->parts; number++) {
-        const Panels own = panels_of(low->part[number], share);
-        fetch(low->part[number].up, own.first, own.last);
-      }
-      wait_for_all();
-      add_low_rank(*low, share);
+    const Destination to{work_.products.data(), work_.product_stride};
+    if (!low) {
+      product(matrix, as(matrix), share.first, share.last, x, 0, step_.rows, to);
+      return share;
     }
+    LowRankProduct masks(*low, step_, work_, share, thread_, threads_);
+    masks.begin(x, as(matrix));
+    Upcoming upcoming = masks.upcoming();
+    product(matrix, as(matrix), share.first, share.last, x, 0, step_.rows, to, &upcoming);
+    masks.finish(shape_.activations);
     return share;
   }
   const LowRank* low_rank(int64_t layer, LowRank Adapter::*which) const {
-    return masks() > 0 ? &(model_.adapters[layer].*which) : nullptr;
-  }
-
-  // Which panels of a second factor belong to some panels of the product.
-  struct Panels {
-    int64_t first, last;
-  };
-  static Panels panels_of(const Part& part, const Share& of_product) {
-    const auto at = [&](int64_t panel) {
-      return std::clamp<int64_t>((std::max(panel, part.first) - part.first + part.step - 1) / part.step, 0, part.up.panels);
-    };
-    return {at(of_product.first), at(of_product.last)};
-  }
-
-  // Apply the adapter's second factors to mask rows: each thread to its own share of the product.
-  void add_low_rank(const LowRank& low, const Share& own) {
-    Own& mine = work_.own[thread_];
-    int64_t column = 0;
-    for (int64_t number = 0; number < low.parts; number++) {
-      const Part& part = low.part[number];
-      const int64_t rank = part.up.groups * kGroup;
-      const Quantised x = mine.low.rows(rank);
-      for (int64_t row = 0; row < masks(); row++)
-        quantise_row(work_.low.data() + row * work_.low_stride + column, shape_.activations, x, row);
-      const Panels panels = panels_of(part, own);
-      product(part.up, shape_.activations, panels.first, panels.last, x, 0, masks(), mine.added.data(),
-              work_.product_stride);
-      for (int64_t row = 0; row < masks(); row++)
-        for (int64_t panel = panels.first; panel < panels.last; panel++) {
-          float* to = products(step_.real + row) + (part.first + panel * part.step) * kLanes;
-          store(to, add(load(to), load(mine.added.data() + row * work_.product_stride + panel * kLanes)));
-        }
-      column += rank;
-    }
+    return step_.rows > step_.real ? &(model_.adapters[layer].*which) : nullptr;
   }
 
   void add_to_hidden(const Share& share) {

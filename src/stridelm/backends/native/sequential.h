@@ -74,7 +74,7 @@ class SequentialStep {
     Team::instance().wait(thread, threads);
     const Share share(matrix.panels, 1, thread, threads);
     product(matrix, Activations::kInt16, share.first, share.last, work_.quantised.rows(matrix.groups * kGroup), 0, rows,
-            work_.products.data(), matrix.outputs());
+            {work_.products.data(), matrix.outputs()});
     Team::instance().wait(thread, threads);
   }
 

@@ -65,17 +65,21 @@ class Crowd {
   bool is_alone_ = false;
 };
 
+// In two halves: what a thread computes between `arrive` and `wait` is time that it does not wait.
 class Barrier {
  public:
-  // Returns how long the others took, if it was long enough to yield.
-  Crowd::Clock::duration wait(int threads) {
-    if (threads == 1) return {};
+  // Returns the round to wait for.
+  int arrive(int threads) {
     const int round = round_.load(std::memory_order_relaxed);
+    if (threads == 1) return round - 1;
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
-      return {};
     }
+    return round;
+  }
+  // Returns how long the others took, if it was long enough to yield.
+  Crowd::Clock::duration wait(int round) {
     for (int spins = 0; spins < kSpins; spins++) {
       if (round_.load(std::memory_order_acquire) != round) return {};
       _mm_pause();
@@ -128,8 +132,11 @@ class Team {
   }
 
   // Wait until all threads of the run have come here.
-  void wait(int thread, int threads) {
-    const auto waited = barrier_.wait(threads);
+  void wait(int thread, int threads) { wait_for(arrive(threads), thread); }
+  // The same in two halves: say that this thread has come here; later wait until all have.
+  int arrive(int threads) { return barrier_.arrive(threads); }
+  void wait_for(int arrival, int thread) {
+    const auto waited = barrier_.wait(arrival);
     if (thread == 0) crowd_.waited(waited);
   }
 

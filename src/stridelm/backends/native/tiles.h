@@ -117,10 +117,10 @@ struct Chunk<Kind::kEight, Activations::kInt16> {
 
 template <int rows, Kind kind, Activations as>
 struct Tile {
-  // `row`: the first one; the last one is in the same block of 16.
-  static void run(const uint8_t* w, const Quantised& x, int64_t row, float* y, int64_t y_stride) {
+  // `row`: the first one; the last one is in the same block of 16. The sums begin with what is in y if it `adds`.
+  static void run(const uint8_t* w, const Quantised& x, int64_t row, float* y, int64_t y_stride, bool adds) {
     Floats total[rows];
-    for (int r = 0; r < rows; r++) total[r] = zeros();
+    for (int r = 0; r < rows; r++) total[r] = adds ? load(y + r * y_stride) : zeros();
     const int64_t first = x.at(row, 0);
     const int8_t* numbers = x.numbers + first * group_bytes(as);
     const float *scales = x.scales + first, *sums = x.sums + first;

@@ -75,7 +75,7 @@ constexpr int64_t kLogSumPanels = 512 / kLanes;  // of the output head, for one 
 // Memory of one thread: what it computes for itself alone, since that takes no longer than waiting for another thread.
 struct Own {
   QuantisedMemory quantised, low;
-  std::vector<float> normed, added, scratch;
+  std::vector<float> normed, scratch;
 };
 
 struct Workspace {
@@ -126,10 +126,7 @@ struct Workspace {
       each.quantised.prepare(kInterleaved, shape.width);
       ensure(each.normed, padded(shape.width));
       ensure(each.scratch, kMaxQueries * shape.head_size + kAttentionRows * (shape.heads / shape.key_heads) * score_stride);
-      if (masks > 0) {
-        each.low.prepare(masks, low_stride);
-        ensure(each.added, masks * product_stride);
-      }
+      if (masks > 0) each.low.prepare(masks, low_stride);
     }
     find_visible_keys(shape, step);
   }
