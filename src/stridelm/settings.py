@@ -28,6 +28,7 @@ DTYPES = (AUTO_DTYPE, "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "native", "torch")
 QUANTIZE = ("q8", "q4")
 ACTIVATIONS = ("int16", "int8")
+KV_CACHES = ("float16", "int8")
 LARGEST_CACHE = 2**24
 
 
@@ -52,9 +53,16 @@ class LoadSettings:
     those in float32; how much is measured and stated."""
     activations: str = "int16"
     """Activations of the native backend: int16, or int8 (faster with 4-bit weights, further from float32)."""
+    kv_cache: str = KV_CACHES[0]
+    """Numbers of the native backend's KV cache: float16, or int8 (half the memory, further from float32)."""
 
     def __post_init__(self) -> None:
-        for name, known in (("backend", BACKENDS), ("quantize", (None, *QUANTIZE)), ("activations", ACTIVATIONS)):
+        for name, known in (
+            ("backend", BACKENDS),
+            ("quantize", (None, *QUANTIZE)),
+            ("activations", ACTIVATIONS),
+            ("kv_cache", KV_CACHES),
+        ):
             if getattr(self, name) not in known:
                 raise InputError(
                     f"there is no {name} {getattr(self, name)!r}: {', '.join(filter(None, known))} are known"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -109,23 +110,35 @@ def _attend_to_halves(
     return eager_attention_forward(module, query, key.half().to(key), value.half().to(value), *rest, **named)
 
 
-_HALF_KV = "keys and values in half precision"
-AttentionInterface.register(_HALF_KV, _attend_to_halves)
-AttentionMaskInterface.register(_HALF_KV, eager_mask)
+def _as_bytes(vectors: torch.Tensor) -> torch.Tensor:
+    scale = vectors.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / 127
+    return (vectors / scale).round() * scale
 
 
-def rounded_network(folder: Path, quantize: str = "q8") -> Any:
-    """A float64 network on the very weights that the kernels have, with keys and values in half precision: what is left
-    between the two is the rounding of activations."""
+def _attend_to_bytes(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **named: Any
+) -> Any:
+    return eager_attention_forward(module, query, _as_bytes(key), _as_bytes(value), *rest, **named)
+
+
+_KV_CACHES = {"float16": "keys and values in half precision", "int8": "keys and values as bytes"}
+for _numbers, _attend in (("float16", _attend_to_halves), ("int8", _attend_to_bytes)):
+    AttentionInterface.register(_KV_CACHES[_numbers], _attend)
+    AttentionMaskInterface.register(_KV_CACHES[_numbers], eager_mask)
+
+
+def rounded_network(folder: Path, quantize: str = "q8", kv_cache: str = "float16") -> Any:
+    """A float64 network on the very weights that the kernels have, with keys and values as they store them: what is
+    left between the two is the rounding of activations."""
     source = plain_network(str(folder))
     with torch.random.fork_rng():
-        network: Any = type(source)(source.config).eval().requires_grad_(False)
+        network: Any = type(source)(deepcopy(source.config)).eval().requires_grad_(False)
     network.load_state_dict(source.state_dict())
     for name, parameter in network.named_parameters():
         if parameter.ndim == 2:
             edge = name.startswith(("model.embed_tokens", "lm_head"))
             parameter.copy_(rounded(parameter, EIGHT if edge or quantize == "q8" else FOUR))
-    network.set_attn_implementation(_HALF_KV)
+    network.set_attn_implementation(_KV_CACHES[kv_cache])
     return network.double()
 
 

@@ -37,6 +37,8 @@ def load_model(choice: ModelChoice) -> LoadedModel:
                 log.warning("the native backend %s: torch serves, which is slower", _reason(error))
     if settings.activations != "int16":
         raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
+    if settings.kv_cache != "float16":
+        raise InputError("kv_cache is a matter of the native backend, which does not run this: leave it out")
     # Imported here, because importing torch takes two seconds.
     from stridelm.backends import network
 

@@ -29,7 +29,12 @@ SETTINGS = {
         frequency_penalty=0.1, logit_bias={70: 1.0}, seed=7,
     ),
 }  # fmt: skip
-KINDS = {"q8": ("q8", "int16"), "q4": ("q4", "int16"), "q4, int8": ("q4", "int8")}
+KINDS = {
+    "q8": ("q8", "int16", "float16"),
+    "q4": ("q4", "int16", "float16"),
+    "q4, int8": ("q4", "int8", "float16"),
+    "q4, int8, int8 cache": ("q4", "int8", "int8"),
+}
 SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 100}
 BENCH_PROMPTS = Path(__file__).parent.parent.parent.parent / "bench" / "prompts"
 MANY, FEWER, LENGTH = 500, 64, 128
@@ -56,9 +61,11 @@ def tiny_model(
     native_cache: Path,
     folders: dict[str, Path],
 ) -> LanguageModel:
-    quantize, activations = KINDS[request.param]
+    quantize, activations, kv_cache = KINDS[request.param]
     given = {name: folders[name] for name in ("draft_model", "adapter", "heads")}
-    return load_native(folders["model"], native_cache, quantize=quantize, activations=activations, **given)
+    return load_native(
+        folders["model"], native_cache, quantize=quantize, activations=activations, kv_cache=kv_cache, **given
+    )
 
 
 def check(model: LanguageModel, prompts: list[list[int]], params: SamplingParams, *, alone: int) -> None:

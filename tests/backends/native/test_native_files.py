@@ -255,6 +255,8 @@ def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
     ):
         with pytest.raises(InputError, match="activations"):
             chosen(settings)
+    with pytest.raises(InputError, match="kv_cache is a matter of the native backend"):
+        chosen(LoadSettings(backend="torch", kv_cache="int8"))
     for asked in (LoadSettings(backend="native"), LoadSettings(quantize="q8")):
         for settings, said in ((replace(asked, device="cuda"), "CPU"), (replace(asked, dtype="bfloat16"), "dtype")):
             with pytest.raises(InputError, match=said):

@@ -48,8 +48,8 @@ def get(build: str, native_cache: Path, shape_folder: Callable[[str], Path]) -> 
 
 
 @cache
-def oracle(folder: Path, quantize: str) -> Any:
-    return rounded_network(folder, quantize)
+def oracle(folder: Path, quantize: str, kv_cache: str = "float16") -> Any:
+    return rounded_network(folder, quantize, kv_cache)
 
 
 def naive(network: Any, ids: list[int]) -> np.ndarray:
@@ -106,6 +106,17 @@ def test_8_bit_activations_are_near_enough(shape: str, get: Get, shape_folder: C
     assert deviation(ours[0], expected) < NEAR < deviation(ours[1], expected) < 0.15
 
 
+@pytest.mark.parametrize("shape", SMALL)
+def test_a_cache_of_bytes_is_near_a_naive_forward(shape: str, get: Get, shape_folder: Callable[[str], Path]) -> None:
+    """Near the network whose keys and values are bytes, too, and further from the one whose are not."""
+    forward = forward_of(get(shape, kv_cache="int8"))
+    text = PREFIXES[1] + PREFIXES[2]
+    ours = run(forward, forward.cache.open(), make_block(0, text, reads_all=True)).logits_WV
+    halves, bytes_ = (naive(oracle(shape_folder(shape), "q8", kind), text) for kind in ("float16", "int8"))
+    far, near = [float(np.abs(ours - each).mean()) for each in (halves, bytes_)]
+    assert near < far / 2 and far < 0.02 * float(np.abs(halves).max())
+
+
 def test_what_the_settings_leave_out_has_its_default(tmp_path: Path, native_cache: Path) -> None:
     """Qwen2's own config files name no head size."""
     import json
@@ -126,12 +137,17 @@ def alone(forward: NativeForward, ids: list[int]) -> np.ndarray:
     return logits
 
 
-@pytest.mark.parametrize(("quantize", "activations"), [("q8", "int16"), ("q4", "int16"), ("q4", "int8")])
+@pytest.mark.parametrize(
+    ("quantize", "activations", "kv_cache"),
+    [("q8", "int16", "float16"), ("q4", "int16", "float16"), ("q4", "int8", "float16"), ("q4", "int8", "int8")],
+)
 @pytest.mark.parametrize("shape", SMALL)
-def test_a_rows_bits_are_those_of_plain_decoding(shape: str, quantize: str, activations: str, get: Get) -> None:
+def test_a_rows_bits_are_those_of_plain_decoding(
+    shape: str, quantize: str, activations: str, kv_cache: str, get: Get
+) -> None:
     """Whether a row is run alone, in a chain, in a tree or beside other sequences, after a prompt in chunks, and
     behind rows that were moved."""
-    forward = forward_of(get(shape, quantize=quantize, activations=activations))
+    forward = forward_of(get(shape, quantize=quantize, activations=activations, kv_cache=kv_cache))
     texts = [ids + path_to(node) for ids in PREFIXES for node in NODES]
     expected = np.stack([alone(forward, text) for text in texts]).reshape(len(PREFIXES), len(NODES), -1)
     # What the steps above left in the workspace must not matter: the second time it is that of other rows.

@@ -11,10 +11,11 @@ import torch
 
 from stridelm.arrays import log_softmax
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.packed_file import ENTRIES, read
+from stridelm.backends.native.packed_file import ENTRIES, drift_key, read
 from stridelm.backends.native.weights import ACTIVATIONS, make_weights
 from stridelm.layout import lay_out, make_block
 from stridelm.models.network import build_network
+from stridelm.settings import KV_CACHES
 
 TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
 old keeper of the lighthouse wrote in his book that the wind had risen from 12 to 48 knots within an hour. If a boat
@@ -37,22 +38,26 @@ class Drift:
 
 @torch.inference_mode()
 def measure_drift(folder: Path, lanes: int, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
-    """Measure the drift for each kind of activations and add it to a packed folder's JSON file."""
+    """Measure the drift for each kind of activations and KV cache, and add it to a packed folder's JSON file."""
     ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
     network: Any = build_network("the model", config, weights, torch.device("cpu"), torch.float32)
     expected = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
     packed = read(folder, lanes)
     assert packed is not None, "it was written a moment ago"
-    drifts = {name: asdict(_drift(expected, _logits(packed, name, ids))) for name in ACTIVATIONS}
+    drifts = {
+        drift_key(activations, numbers): asdict(_drift(expected, _logits(packed, activations, numbers, ids)))
+        for activations in ACTIVATIONS
+        for numbers in KV_CACHES
+    }
     file = folder / ENTRIES
     working = file.with_suffix(".working")
     working.write_text(json.dumps({**packed.notes, "drift": drifts}))
     working.replace(file)
 
 
-def _logits(packed: Any, activations: str, ids: list[int]) -> np.ndarray:
-    forward = NativeForward(make_weights(packed, None, 0, activations), len(ids))
+def _logits(packed: Any, activations: str, cache_numbers: str, ids: list[int]) -> np.ndarray:
+    forward = NativeForward(make_weights(packed, None, 0, activations), len(ids), cache_numbers)
     (output,) = forward(lay_out([make_block(0, ids, reads_all=True)]), [forward.cache.open()])
     return output.logits_WV.astype(np.float64)
 

@@ -1,12 +1,11 @@
 // The C interface of the kernels, bound by ctypes in native/library.py.
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
-#include "attention.h"
 #include "candidates.h"
 #include "forward.h"
 #include "grow.h"
+#include "key_values.h"
 #include "lanes.h"
 #include "model.h"
 #include "products.h"
@@ -62,18 +61,10 @@ void stride_grow(const Model* model, const Sequential* head, const Chain* chain,
   TreeGrowth(*model, *head, *chain, *to, *static_cast<Workspace*>(workspace)).run();
 }
 
-// Copy slots to slots, in order and in all layers. A slot may be overwritten after it is read, never before.
 void stride_move(const Shape* shape, const Cache* cache, const int64_t* to, const int64_t* from, int64_t count) {
   const Heads heads{shape->layers, shape->key_heads, shape->heads / shape->key_heads, shape->head_size};
-  for (int64_t layer = 0; layer < shape->layers; layer++)
-    for (int64_t head = 0; head < shape->key_heads; head++)
-      for (int64_t i = 0; i < count; i++) {
-        Half* target = heads.key_block(*cache, layer, head, to[i] / kBlock) + to[i] % kBlock;
-        const Half* source = heads.key_block(*cache, layer, head, from[i] / kBlock) + from[i] % kBlock;
-        for (int64_t d = 0; d < heads.size; d++) target[d * kBlock] = source[d * kBlock];
-        std::memcpy(heads.value(*cache, layer, head, to[i]), heads.value(*cache, layer, head, from[i]),
-                    heads.size * sizeof(Half));
-      }
+  const auto move = cache->has_bytes() ? move_slots<int8_t> : move_slots<Half>;
+  move(heads, *cache, to, from, count);
 }
 
 }  // extern "C"

@@ -226,15 +226,9 @@ class Forward {
       const float scale = 1.0f / std::sqrt(static_cast<float>(size));
       for (int64_t i = 0; i < size; i++) values[i] *= scale;
     } else if (is_key) {
-      Half* to = heads_.key_block(cache_, number, head - shape_.heads, at / kBlock) + at % kBlock;
-      for (int64_t i = 0; i < size; i += kLanes) {
-        Half halves[kLanes];
-        store_halves(halves, load(values + i));
-        for (int64_t lane = 0; lane < kLanes; lane++) to[(i + lane) * kBlock] = halves[lane];
-      }
+      store_key(heads_, cache_, number, head - shape_.heads, at, values);
     } else {
-      Half* to = heads_.value(cache_, number, head - shape_.heads - shape_.key_heads, at);
-      for (int64_t i = 0; i < size; i += kLanes) store_halves(to + i, load(values + i));
+      store_value(heads_, cache_, number, head - shape_.heads - shape_.key_heads, at, values);
     }
   }
 
@@ -280,8 +274,9 @@ class Forward {
       queries[i] = products(run.first + i) + head * shape_.head_size;
       outputs[i] = input(run.first + i) + head * shape_.head_size;
     }
-    attend(heads_, cache_, number, head / heads_.per_key_head, heads_here, run.count, visible, queries, outputs,
-           work_.own[thread_].scratch.data(), work_.score_stride);
+    const auto run_kernel = cache_.has_bytes() ? attend<int8_t> : attend<Half>;
+    run_kernel(heads_, cache_, number, head / heads_.per_key_head, heads_here, run.count, visible, queries, outputs,
+               work_.own[thread_].scratch.data(), work_.score_stride);
   }
 
   // silu(gate) * up on this thread's share, as the input of the next product. Panels of gate and up alternate, and the

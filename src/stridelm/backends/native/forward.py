@@ -27,9 +27,9 @@ class NativeForward:
 
     backend = "native"
 
-    def __init__(self, weights: Weights, cache_tokens: int) -> None:
-        self.weights = weights
-        self.memory = NativeMemory(weights.shape, blocks_for(cache_tokens))
+    def __init__(self, weights: Weights, cache_tokens: int, cache_numbers: str = "float16") -> None:
+        self.weights, self.cache_numbers = weights, cache_numbers
+        self.memory = NativeMemory(weights.shape, blocks_for(cache_tokens), cache_numbers)
         self.cache = KVCache(cache_tokens, self.memory)
         self.gate = None if weights.adapter is None else NativeGate(weights, weights.adapter)
         self.width, self.layers = weights.shape.width, weights.shape.layers
@@ -41,10 +41,11 @@ class NativeForward:
     def identity(self) -> tuple[object, ...]:
         """Everything that its speed depends on."""
         processor, lanes = processor_entry("model name"), library().stride_lanes()
-        return self.backend, VERSION, processor, lanes, self.weights.shape.threads, self.weights.activations
+        weights = self.weights
+        return self.backend, VERSION, processor, lanes, weights.shape.threads, weights.activations, self.cache_numbers
 
     def with_cache(self, tokens: int) -> "NativeForward":
-        return NativeForward(self.weights, tokens)
+        return NativeForward(self.weights, tokens, self.cache_numbers)
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self.weights.score(hidden_XC)

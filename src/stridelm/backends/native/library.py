@@ -1,5 +1,5 @@
 """The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, attention.h and products.h."""
+of model.h, key_values.h and products.h."""
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
@@ -85,7 +85,10 @@ class Grown(ctypes.Structure):
 
 
 class Cache(ctypes.Structure):
-    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("blocks", c_int64))
+    _fields_ = (
+        *((name, c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("blocks", c_int64),
+    )
 
 
 class Step(ctypes.Structure):

@@ -7,7 +7,7 @@ from pathlib import Path
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.library import library
 from stridelm.backends.native.model_source import Source, find_source
-from stridelm.backends.native.packed_file import Packed, file_identity, packed_folder, read_or_pack
+from stridelm.backends.native.packed_file import Packed, drift_key, file_identity, packed_folder, read_or_pack
 from stridelm.backends.native.weights import make_weights
 from stridelm.models.preview import adapter_folder, warn_of_other_weights
 from stridelm.models.target import LoadedModel, Target
@@ -21,13 +21,15 @@ class NativeTarget(Target):
 
     packed: Packed
     activations: str
+    kv_cache: str
 
     @property
     def description(self) -> str:
         numbers, divergence = self.packed.notes["numbers"], self.drift["divergence"]
+        cache = "" if self.kv_cache == "float16" else f" and an {self.kv_cache} KV cache"
         return (
-            f"{self.name} in {numbers} with {self.activations} activations (KL {divergence:.0e} from float32) on cpu, "
-            "one token at a time"
+            f"{self.name} in {numbers} with {self.activations} activations{cache} (KL {divergence:.0e} from float32) "
+            "on cpu, one token at a time"
         )
 
     @property
@@ -41,7 +43,7 @@ class NativeTarget(Target):
     @property
     def drift(self) -> dict[str, float]:
         """Differences from float32, as measured by `native/drift.py`."""
-        return self.packed.notes["drift"][self.activations]
+        return self.packed.notes["drift"][drift_key(self.activations, self.kv_cache)]
 
 
 def load_model(choice: ModelChoice) -> LoadedModel:
@@ -64,9 +66,10 @@ def load_model(choice: ModelChoice) -> LoadedModel:
         fingerprint=packed.notes["fingerprint"],
         packed=packed,
         activations=settings.activations,
+        kv_cache=settings.kv_cache,
     )
     weights = make_weights(packed, packed_adapter, settings.threads, settings.activations)
-    return LoadedModel(target, NativeForward(weights, settings.cache_tokens))
+    return LoadedModel(target, NativeForward(weights, settings.cache_tokens, settings.kv_cache))
 
 
 def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:

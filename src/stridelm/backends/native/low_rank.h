@@ -18,7 +18,8 @@ class LowRankProduct {
  public:
   // `own`: this thread's share of the product, of which the mask rows [real, rows) are changed.
   LowRankProduct(const LowRank& low, const Step& step, Workspace& work, const Share& own, int thread, int threads)
-      : low_(low), work_(work), own_(own), real_(step.real), masks_(step.rows - step.real), thread_(thread), threads_(threads) {}
+      : low_(low), work_(work), own_(own), real_(step.real), masks_(step.rows - step.real), thread_(thread),
+        threads_(threads) {}
 
   void begin(const Quantised& x, Activations as) {
     const Share share(low_.down.panels, 1, thread_, threads_);
@@ -59,7 +60,8 @@ class LowRankProduct {
   // Which panels of a second factor belong to this thread's share.
   Panels panels_of(const Part& part) const {
     const auto at = [&](int64_t panel) {
-      return std::clamp<int64_t>((std::max(panel, part.first) - part.first + part.step - 1) / part.step, 0, part.up.panels);
+      const int64_t inside = std::max(panel, part.first) - part.first;
+      return std::min((inside + part.step - 1) / part.step, part.up.panels);
     };
     return {at(own_.first), at(own_.last)};
   }

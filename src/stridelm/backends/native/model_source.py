@@ -77,7 +77,7 @@ def check_fits(config: Any) -> None:
     windows = {window(config, layer) for layer in range(config.num_hidden_layers)}
     reasons = {
         f"has no {config.hidden_act} activation": config.hidden_act != "silu",
-        f"takes heads of a multiple of 16 values, not {size}": size % 16 != 0,
+        f"takes heads of a multiple of 16 values, at most 1024, not {size}": size % 16 != 0 or size > 1024,
         f"takes at most {_MAX_QUERIES} query heads per key head, not {per_key_head}": per_key_head > _MAX_QUERIES,
         f"does not do rotary positions of type {kind}": kind not in KNOWN or "rope_theta" not in rotary,
         "does not do biases there": config.model_type != "qwen2" and _has_bias(config),

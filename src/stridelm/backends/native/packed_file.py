@@ -25,10 +25,15 @@ from stridelm.backends.native.quantised_matrix import FOUR, GROUP, QuantisedMatr
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 
-VERSION = 4
+VERSION = 5
 """Increased when the stored format changes, so that models packed by an older version are packed again."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
+
+
+def drift_key(activations: str, cache_numbers: str) -> str:
+    """Under which name the drift of this kind of activations and KV cache is kept in a packed file's notes."""
+    return activations if cache_numbers == "float16" else f"{activations}, {cache_numbers} cache"
 
 
 class Writer:
