@@ -1,4 +1,4 @@
-"""A grammar's state in one answer: which tokens may follow, by a matcher that rolls back when drafts are rejected.
+"""A grammar's state in one answer: which tokens may follow, by a matcher that goes back when drafts are rejected.
 
 Masks are bits in llguidance's order, token 8 * i + j being bit j of byte i; its own are sometimes a word longer. Shape
 letters: V vocabulary, M bytes of a mask.
@@ -75,6 +75,9 @@ class Matcher:
         self._matcher = compiled.beginning.deep_copy()
         self._read: tuple[int, ...] = ()
         """The tokens that the matcher has consumed."""
+        self._kept, self._kept_path = compiled.beginning, self._read
+        """A matcher where it last went back to, and the tokens that it has consumed: it is only copied. llguidance's own
+        rollback may leave another state than consuming would, which then allows what the grammar forbids."""
         self._masks: dict[tuple[int, ...], np.ndarray] = {}
 
     def allowed(self, written: Items[int]) -> np.ndarray:
@@ -116,16 +119,27 @@ class Matcher:
     def _move_to(self, path: tuple[int, ...]) -> bool:
         """Move the matcher to the end of this path, back or forth; returns whether that was possible."""
         shared = agreement(self._read, path)
-        if shared < len(self._read) and not self._matcher.rollback(len(self._read) - shared):
-            self._restart()
-            shared = 0
-        self._read = path[:shared]
-        ahead = path[shared:]
-        if not all(self._vocabulary.is_text(token) for token in ahead):
+        if shared < len(self._read) and not self._go_back(path[:shared]):
             return False
-        count = self._matcher.try_consume_tokens(list(ahead)) if ahead else 0
-        self._read = path[: shared + count]
-        return not self._recovered() and count == len(ahead)
+        return self._consume(path[shared:])
+
+    def _go_back(self, path: tuple[int, ...]) -> bool:
+        """Go back to a path that was consumed before."""
+        if agreement(self._kept_path, path) < len(self._kept_path):
+            self._kept, self._kept_path = self._compiled.beginning, ()
+        self._matcher, self._read = self._kept.deep_copy(), self._kept_path
+        if not self._consume(path[len(self._read) :]):
+            return False
+        self._kept, self._kept_path = self._matcher.deep_copy(), path
+        return True
+
+    def _consume(self, tokens: tuple[int, ...]) -> bool:
+        """Returns whether all of them were possible."""
+        if not all(self._vocabulary.is_text(token) for token in tokens):
+            return False
+        count = self._matcher.try_consume_tokens(list(tokens)) if tokens else 0
+        self._read += tokens[:count]
+        return not self._recovered() and count == len(tokens)
 
     def _recovered(self) -> bool:
         """Whether the matcher had failed, at a limit of llguidance, and was replaced: a failed matcher stays in that
@@ -137,7 +151,8 @@ class Matcher:
         return True
 
     def _restart(self) -> None:
-        self._matcher, self._read = self._compiled.beginning.deep_copy(), ()
+        self._kept, self._kept_path = self._compiled.beginning, ()
+        self._matcher, self._read = self._kept.deep_copy(), ()
 
 
 def _description(tokenizer: TextTokenizer) -> str:
