@@ -76,7 +76,7 @@ class Matcher:
         self._read: tuple[int, ...] = ()
         """The tokens that the matcher has consumed."""
         self._kept, self._kept_path = compiled.beginning, self._read
-        """A matcher where it last went back to, and the tokens that it has consumed: it is only copied. llguidance's own
+        """A matcher where it last went back to, only copied, and the tokens that it has consumed. llguidance's own
         rollback may leave another state than consuming would, which then allows what the grammar forbids."""
         self._masks: dict[tuple[int, ...], np.ndarray] = {}
 

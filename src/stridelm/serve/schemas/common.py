@@ -176,8 +176,8 @@ class TextRequest(Unread, Neutral):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            # Pydantic's schema describes the values of keys that match the pattern, but allows other keys. Here they may
-            # have a bias of zero only, which is dropped.
+            # Pydantic's schema describes the values of keys that match the pattern, but allows any others. Here these
+            # may have a bias of zero only, which is dropped.
             Field(max_length=1024, json_schema_extra={"additionalProperties": {"const": 0}}),
             BeforeValidator(_without_zeros),
         ]
