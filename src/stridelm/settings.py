@@ -27,7 +27,7 @@ AUTO_DTYPE = "auto"
 DTYPES = (AUTO_DTYPE, "float32", "bfloat16", "float16")
 BACKENDS = ("auto", "native", "torch")
 QUANTIZE = ("q8", "q4")
-ACTIVATIONS = ("int16", "int8")
+ACTIVATIONS = ("int8", "int16")
 KV_CACHES = ("float16", "int8")
 LARGEST_CACHE = 2**24
 
@@ -51,8 +51,9 @@ class LoadSettings:
     quantize: str | None = None
     """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. Its answers then differ from
     those in float32; how much is measured and stated."""
-    activations: str = "int16"
-    """Activations of the native backend: int16, or int8 (faster with 4-bit weights, further from float32)."""
+    activations: str = ACTIVATIONS[0]
+    """The native backend's activations where weights have 4 bits: int8 (as near to float32 as llama.cpp is), or int16
+    (much nearer, slower). With 8-bit weights they are int16 in any case."""
     kv_cache: str = KV_CACHES[0]
     """Numbers of the native backend's KV cache: float16, or int8 (half the memory, further from float32)."""
 

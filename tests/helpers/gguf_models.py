@@ -38,6 +38,9 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 
+WHOLE_BLOCKS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+"""Sizes that blocks of 32 weights divide."""
+
 
 @dataclass
 class Content:
@@ -101,6 +104,13 @@ def content_of(network: PreTrainedModel) -> Content:
         {f"{config.model_type}.{name}": value for name, value in settings.items()} | tokenizer_settings(),
         {gguf_name(name): for_llama_cpp(name, weight, network) for name, weight in state.items()},
     )
+
+
+def stored_as(kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Content:
+    """A model whose matrices are all quantised; `other` names those of another kind."""
+    content = content_of(tiny_network(family, **WHOLE_BLOCKS))
+    content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | (other or {})
+    return content
 
 
 def tokenizer_settings() -> dict[str, Any]:

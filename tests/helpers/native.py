@@ -19,14 +19,13 @@ from stridelm.api import LanguageModel
 from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.forward import NativeForward
-from stridelm.backends.native.library import FLAGS, LINK_FLAGS, SOURCE, bind, library
+from stridelm.backends.native.library import AVX2_FLAGS, FLAGS, LINK_FLAGS, SOURCE, bind, library
 from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, quantise
 from stridelm.models.builtin import cache_folder
 from stridelm.settings import LoadSettings
 from tiny import plain_network
 
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
-BUILDS = {"native": FLAGS, "avx2": tuple(each for flag in FLAGS for each in (AVX2 if "march" in flag else (flag,)))}
+BUILDS = {"native": FLAGS, "avx2": AVX2_FLAGS}
 """For this processor, and for one that has nothing beyond AVX2: 16 and 8 lanes, where this one has AVX-512."""
 
 

@@ -12,7 +12,7 @@ from stridelm.contracts import Heads
 from stridelm.models.preview import heads_k, own_draft, own_heads
 from stridelm.models.target import Draft, LoadedModel, OwnHeads
 from stridelm.params import InputError
-from stridelm.settings import AUTO_DTYPE, LoadSettings, ModelChoice
+from stridelm.settings import ACTIVATIONS, AUTO_DTYPE, KV_CACHES, LoadSettings, ModelChoice
 
 log = logging.getLogger("stridelm")
 
@@ -35,9 +35,9 @@ def load_model(choice: ModelChoice) -> LoadedModel:
                 raise InputError(f"{choice.model}: the native backend {_reason(error)}") from error
             if isinstance(error, CannotCompile):
                 log.warning("the native backend %s: torch serves, which is slower", _reason(error))
-    if settings.activations != "int16":
+    if settings.activations != ACTIVATIONS[0]:
         raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
-    if settings.kv_cache != "float16":
+    if settings.kv_cache != KV_CACHES[0]:
         raise InputError("kv_cache is a matter of the native backend, which does not run this: leave it out")
     # Imported here, because importing torch takes two seconds.
     from stridelm.backends import network

@@ -17,7 +17,7 @@ import torch
 from gguf import GGMLQuantizationType as Stored
 
 import stridelm
-from gguf_models import PROMPT, Content, content_of, cuts, header_places, load, logits_of, tiny_network
+from gguf_models import PROMPT, WHOLE_BLOCKS, cuts, header_places, load, logits_of, stored_as
 from native import cache_at, deviation, forward_of, load_native
 from stridelm import InputError, LoadSettings
 from stridelm.backends import load as backends
@@ -28,14 +28,6 @@ from stridelm.backends.native.packed_file import ENTRIES, WEIGHTS
 from stridelm.layout import lay_out, make_block
 from stridelm.settings import ModelChoice
 from tiny import save_tiny
-
-SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-
-
-def stored_as(kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Content:
-    content = content_of(tiny_network(family, **SHAPE))
-    content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | (other or {})
-    return content
 
 
 def write_gguf(path: Path, kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Path:
@@ -58,15 +50,26 @@ def test_blocks_of_a_file_are_run_as_they_are(family: str, kind: Stored, tmp_pat
     if family != "llama" and kind == Stored.Q4_0:
         pytest.skip("one family is enough")
     path = write_gguf(tmp_path / "tiny.gguf", kind, family)
-    model = load_native(path, native_cache, backend="auto", device="cpu")
+    model = load_native(path, native_cache, backend="auto", device="cpu", activations="int16")
     assert is_native(model)
     assert deviation(logits(model), logits_of(load(path), PROMPT).numpy()) < 5e-3
+
+
+def test_8_bit_activations_are_the_default_where_weights_have_4_bits(tmp_path: Path, native_cache: Path) -> None:
+    for kind, default in ((Stored.Q4_1, "int8"), (Stored.Q8_0, "int16")):
+        path = write_gguf(tmp_path / "tiny.gguf", kind)
+        model = load_native(path, native_cache)
+        assert f"with {default} activations" in model.target.description
+        for other in ("int8", "int16"):
+            same = np.array_equal(logits(load_native(path, native_cache, activations=other)), logits(model))
+            assert same == (other == default or kind == Stored.Q8_0)
 
 
 def test_kinds_may_be_mixed_but_not_within_a_product(tmp_path: Path, native_cache: Path) -> None:
     more = {"token_embd.weight": Stored.Q8_0, "blk.0.ffn_down.weight": Stored.Q4_0}
     path = write_gguf(tmp_path / "mixed.gguf", Stored.Q4_1, other=more)
-    assert deviation(logits(load_native(path, native_cache)), logits_of(load(path), PROMPT).numpy()) < 5e-3
+    ours = logits(load_native(path, native_cache, activations="int16"))
+    assert deviation(ours, logits_of(load(path), PROMPT).numpy()) < 5e-3
     for name in ("blk.0.attn_k.weight", "blk.1.ffn_up.weight"):
         path = write_gguf(tmp_path / "other.gguf", Stored.Q4_1, other={name: Stored.Q8_0})
         with pytest.raises(InputError, match="of one kind of blocks"):
@@ -183,7 +186,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_damaged_packed_files_are_made_anew(
     damage: str, tmp_path: Path, native_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = save_tiny(tmp_path / "model", **SHAPE)
+    model = save_tiny(tmp_path / "model", **WHOLE_BLOCKS)
     expected = logits(load_native(model, native_cache, quantize="q8"))
     assert "packing" in capsys.readouterr().err
     load_native(model, native_cache, quantize="q8")
@@ -201,9 +204,9 @@ def test_damaged_packed_files_are_made_anew(
 
 
 def test_a_changed_model_is_packed_anew(tmp_path: Path, native_cache: Path) -> None:
-    folder = save_tiny(tmp_path / "model", **SHAPE)
+    folder = save_tiny(tmp_path / "model", **WHOLE_BLOCKS)
     before = logits(load_native(folder, native_cache, quantize="q8"))
-    save_tiny(folder, seed=1, **SHAPE)
+    save_tiny(folder, seed=1, **WHOLE_BLOCKS)
     assert not np.allclose(logits(load_native(folder, native_cache, quantize="q8")), before)
 
 
@@ -215,7 +218,7 @@ def _pack_at_once(model: str, cache: str, start: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_pack_at_once(tmp_path: Path, native_cache: Path) -> None:
-    folder = save_tiny(tmp_path / "model", **SHAPE)
+    folder = save_tiny(tmp_path / "model", **WHOLE_BLOCKS)
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(2)
     each = [context.Process(target=_pack_at_once, args=(str(folder), str(native_cache), start)) for _ in range(2)]
@@ -241,7 +244,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadSettings], str]:
 
 def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
     assert chosen(LoadSettings(device="cpu")) == "native"
-    assert chosen(LoadSettings(device="cpu", activations="int8")) == "native"
+    assert chosen(LoadSettings(device="cpu", activations="int16")) == "native"
     for settings in (
         LoadSettings(backend="torch"),
         LoadSettings(dtype="bfloat16"),
@@ -250,8 +253,8 @@ def test_which_backend_is_chosen(chosen: Callable[[LoadSettings], str]) -> None:
     ):
         assert chosen(settings) == "torch"
     for settings in (
-        LoadSettings(backend="torch", activations="int8"),
-        LoadSettings(device="cuda", activations="int8"),
+        LoadSettings(backend="torch", activations="int16"),
+        LoadSettings(device="cuda", activations="int16"),
     ):
         with pytest.raises(InputError, match="activations"):
             chosen(settings)
@@ -281,7 +284,7 @@ def test_without_kernels_torch_serves(
         with pytest.raises(InputError, match="the native backend cannot be used"):
             load_native(path, tmp_path / "empty")
         with pytest.raises(InputError, match="activations"):
-            load_native(path, tmp_path / "empty", backend="auto", device="cpu", activations="int8")
+            load_native(path, tmp_path / "empty", backend="auto", device="cpu", activations="int16")
     finally:
         library.cache_clear()
 
@@ -305,7 +308,7 @@ def test_what_the_kernels_do_not_do_is_refused(
 
 
 def test_weights_that_are_not_quantised_stay_with_torch(tmp_path: Path, native_cache: Path) -> None:
-    folder = save_tiny(tmp_path / "model", **SHAPE)
+    folder = save_tiny(tmp_path / "model", **WHOLE_BLOCKS)
     assert not is_native(load_native(folder, native_cache, backend="auto", device="cpu"))
     with pytest.raises(InputError, match="--quantize q8"):
         load_native(folder, native_cache)

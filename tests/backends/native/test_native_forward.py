@@ -83,7 +83,7 @@ def test_logits_are_near_a_naive_forward(
 ) -> None:
     """A chain, then three sequences with prefixes of different lengths (one beyond the window), a tree each."""
     network = oracle(shape_folder(shape), quantize)
-    forward = forward_of(get(shape, quantize=quantize))
+    forward = forward_of(get(shape, quantize=quantize, activations="int16"))
     text = PREFIXES[1] + PREFIXES[2]
     chain = run(forward, forward.cache.open(), make_block(0, text, reads_all=True))
     assert deviation(chain.logits_WV, naive(network, text)) < NEAR

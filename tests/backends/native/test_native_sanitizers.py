@@ -1,103 +1,139 @@
-"""The kernels under GCC's sanitizers: nothing is read or written beyond its memory, and nothing undefined is done."""
+"""The kernels under GCC's sanitizers: nothing is read or written beyond its memory, nothing undefined is done, and no
+thread reads or writes what another is writing."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from native import BUILDS, cache_at
+from native import BUILDS, built, cache_at, load_native
 from native_shapes import save_shape
+from stridelm.backends.common.compiler import compiled
+from stridelm.backends.native.library import SOURCE
 from stridelm.models.adapter import save_adapter
 from tiny import load_tiny, random_adapter
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+EVERY_KERNEL = Path(__file__).with_name("every_kernel.py")
 SHAPES = ["llama, odd sizes", "llama, narrow", "llama, three heads", "mistral", "qwen2", "qwen3, small heads"]
-RUN = """
-import sys
-import numpy as np
-from stridelm.layout import lay_out, make_block
-from stridelm.backends.native import library as module
-from stridelm.backends.native.library import library
+FORMS = (
+    {"quantize": "q8", "activations": "int16"},
+    {"quantize": "q4", "activations": "int16"},
+    {"quantize": "q4", "activations": "int8", "kv_cache": "int8"},
+)
+MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+THREADS = ("-fsanitize=thread",)
+CLOCK = "using Clock = std::chrono::steady_clock;"
+CLOCKS = {
+    "no thread is given up": "return {};",
+    "threads are given up": "static std::atomic<int> calls{0}; return time_point(std::chrono::milliseconds(calls++));",
+}
+"""What the team's clock says. By the real one, threads that a sanitizer slows down are soon given up, and most of what
+follows is run by one thread alone."""
+BARRIERS = {
+    "forward.h": "wait_for_all(layer.gate_up, kGatePanels, low_rank(number, &Adapter::gate_up));",
+    "sequential.h": "    Team::instance().wait(thread, threads);\n    const Share",
+}
+"""Where threads wait for each other."""
 
-flags, *models = [part.split("|") for part in sys.argv[1:]]
-module.FLAGS, module.LINK_FLAGS = tuple(flags), ("-pthread", "-fsanitize=address,undefined")
-import stridelm
-from stridelm import LoadSettings
-from stridelm.contracts import Greed
-from stridelm.types import ROOT, DraftTree
+UNSHUFFLED = ("setarch", "-R")
+"""Addresses are not drawn at random: if they are, from a wide range, GCC's thread sanitizer finds its own taken."""
+Models = list[tuple[str, str]]
 
-tree = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
-prefixes = [[7 * at % 250 for at in range(length)] for length in (1, 16, 40)]
-for folder, adapter in models:
-    for quantize, activations, threads in (("q8", "int16", 1), ("q4", "int16", 3), ("q4", "int8", 2)):
-        settings = LoadSettings(quantize=quantize, activations=activations, threads=threads, cache_tokens=512)
-        forward = stridelm.load(folder, adapter=adapter, settings=settings).loaded.forward
-        for masks in (0, 1, 5):
-            anchors = range(ROOT, 6) if masks else ()
-            for size in (1, 3):
-                tables = [forward.cache.open() for _ in prefixes[:size]]
-                starts = [0] * size
-                for _ in range(2):
-                    blocks = [
-                        make_block(start, ids, tree, anchors=anchors, masks=masks, layers=(0, 2))
-                        for start, ids in zip(starts, prefixes)
-                    ]
-                    outputs = forward(lay_out(blocks), tables)
-                    assert all(np.isfinite(output.logits_WV).all() for output in outputs)
-                    for at, table in enumerate(tables):
-                        count = len(prefixes[at])
-                        forward.cache.keep(table, [*range(count), count + 3, count + 4])
-                        starts[at] = table.length
-                if masks and size == 3:
-                    rows = outputs[0].hidden_WC[-2:]
-                    added, _ = forward.gate.read(rows, [0, 259], forward.gate.start(2))
-                    logits = forward.score(rows)
-                    forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
-                    for branches, candidates in ((1, 1), (2, 16), (3, 1000)):
-                        greed = Greed(259, candidates, branches, 0.0, {0: -np.inf, 259: 1.0}, frozenset({3, 4}))
-                        grown = forward.gate.grow(logits, rows, None, greed)
-                        assert grown is not None and len(grown.buds) >= 1
-                for table in tables:
-                    forward.cache.free(table)
-lanes = library().stride_lanes()
-for kind in (4, 8):
-    from stridelm.backends.native.quantised_matrix import pack_panels, quantise
-    for outputs, inputs in ((1, 32), (17, 64), (40, 100)):
-        weight = np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
-        held = pack_panels(quantise(weight, kind), lanes)
-        matrix = module.Matrix(held.ctypes.data, *held.shape[:2], kind)
-        for rows in (1, 2, 7, 20):
-            for size in (0.0, 1.0, 1e-36, 1e30, np.nan):
-                x = np.full((rows, held.shape[1] * 32), size, np.float32)
-                y = np.empty((rows, held.shape[0] * lanes), np.float32)
-                for activations in (16, 8):
-                    library().stride_product(matrix, activations, 2, x.ctypes.data, rows, y.ctypes.data)
-print("done", lanes)
-"""
+
+@pytest.fixture(scope="module")
+def save_models(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> Callable[[str], Models]:
+    """Models and adapters, packed for a build: the process under a sanitizer has no need of torch."""
+    models: Models = []
+    for number, shape in enumerate(SHAPES):
+        folder, adapter = save_shape(tmp_path_factory.mktemp("model"), shape), tmp_path_factory.mktemp("adapter")
+        save_adapter(adapter, random_adapter(load_tiny(folder), rank=40 if number % 2 else 4))
+        models.append((str(folder), str(adapter)))
+
+    def save(build: str) -> Models:
+        with built(build):
+            for folder, adapter in models:
+                for quantize in ("q8", "q4"):
+                    load_native(folder, native_cache, adapter=Path(adapter), quantize=quantize)
+        return models
+
+    return save
+
+
+def run_sanitized(
+    build: str, models: Models, cache: Path, sanitizer: tuple[str, ...], threads: tuple[int, ...], source: Path = SOURCE
+) -> subprocess.CompletedProcess[str]:
+    """Every kernel, on a number of threads for each of `FORMS`."""
+    names = ["libtsan.so"] if sanitizer == THREADS else ["libasan.so", "libubsan.so"]
+    preloaded = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in (*names, "libstdc++.so.6")
+    ]
+    if not all(Path(each).is_absolute() for each in preloaded):
+        pytest.skip("GCC has no sanitizers here")
+    flags = (*(flag for flag in BUILDS[build] if flag != "-O3"), *sanitizer, "-g", "-O1")
+    link_flags = ("-pthread", sanitizer[0])
+    forms = [form | {"threads": count} for form, count in zip(FORMS, threads, strict=True)]
+    given = {"source": str(source), "flags": flags, "link_flags": link_flags, "forms": forms, "models": models}
+    with cache_at(cache):
+        compiled(source, flags, link_flags)  # here: a compiler under a sanitizer takes its time
+        environment = os.environ | {
+            "LD_PRELOAD": " ".join(preloaded),
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",  # Python and numpy: they would seem to race
+        }
+        return subprocess.run(
+            [*UNSHUFFLED, sys.executable, "-W", "ignore", str(EVERY_KERNEL), json.dumps(given)],
+            env=environment, capture_output=True, text=True, timeout=580, check=False,
+        )  # fmt: skip
+
+
+def changed_source(folder: Path, changes: dict[str, tuple[str, str]]) -> Path:
+    """A copy of the kernels, with one passage of some files replaced by another."""
+    shutil.copytree(SOURCE.parent, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name, (before, after) in changes.items():
+        text = (folder / name).read_text()
+        assert text.count(before) == 1, f"{name} has changed: {before}"
+        (folder / name).write_text(text.replace(before, after))
+    return folder / SOURCE.name
+
+
+def with_clock(says: str) -> tuple[str, str]:
+    return CLOCK, f"struct Clock : std::chrono::steady_clock {{ static time_point now() {{ {says} }} }};"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS)
-def test_sanitizers_find_nothing(build: str, tmp_path: Path, native_cache: Path) -> None:
-    preloaded = [
-        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
-    ]
-    if not all(Path(each).is_absolute() for each in preloaded):
-        pytest.skip("GCC has no sanitizers here")
-    flags = [flag for flag in BUILDS[build] if flag != "-O3"] + [*SANITIZERS]
-    models = []
-    for number, shape in enumerate(SHAPES):
-        folder = save_shape(tmp_path / f"model{number}", shape)
-        save_adapter(tmp_path / f"adapter{number}", random_adapter(load_tiny(folder), rank=40 if number % 2 else 4))
-        models.append(f"{folder}|{tmp_path / f'adapter{number}'}")
-    with cache_at(native_cache):
-        environment = os.environ | {"LD_PRELOAD": " ".join(preloaded), "ASAN_OPTIONS": "detect_leaks=0"}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RUN, "|".join(flags), *models],
-            env=environment, capture_output=True, text=True, timeout=580, check=False,
-        )  # fmt: skip
+def test_nothing_is_wrong_with_memory(build: str, save_models: Callable[[str], Models], native_cache: Path) -> None:
+    done = run_sanitized(build, save_models(build), native_cache, MEMORY, threads=(1, 3, 2))
     assert done.returncode == 0 and "done" in done.stdout, (done.stdout + done.stderr)[-4000:]
     assert "runtime error" not in done.stderr and "AddressSanitizer" not in done.stderr, done.stderr[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("build", BUILDS)
+def test_threads_do_not_race(
+    build: str, clock: str, tmp_path: Path, save_models: Callable[[str], Models], native_cache: Path
+) -> None:
+    source = changed_source(tmp_path / "native", {"team.h": with_clock(CLOCKS[clock])})
+    done = run_sanitized(build, save_models(build), native_cache, THREADS, threads=(2, 3, 2), source=source)
+    assert done.returncode == 0 and "done" in done.stdout, (done.stdout + done.stderr)[-4000:]
+    assert "ThreadSanitizer" not in done.stderr, done.stderr[:8000]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", BARRIERS)
+def test_a_missing_barrier_is_reported(
+    file: str, tmp_path: Path, save_models: Callable[[str], Models], native_cache: Path
+) -> None:
+    barrier = BARRIERS[file]
+    changes = {"team.h": with_clock(CLOCKS["no thread is given up"])}
+    changes[file] = (barrier, "const Share" if barrier.endswith("Share") else "")
+    source = changed_source(tmp_path / "native", changes)
+    done = run_sanitized("native", save_models("native")[:1], native_cache, THREADS, (2, 3, 2), source)
+    assert "ThreadSanitizer: data race" in done.stderr and file in done.stderr, (done.stdout + done.stderr)[-4000:]

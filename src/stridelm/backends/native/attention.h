@@ -174,7 +174,8 @@ inline void add_values(const Heads& heads, const Cache& cache, int64_t layer, in
 
 // Multiply weights by the scales of their positions' values.
 inline void scale_weights(const float* scales, const VisibleKeys& seen, float* weights) {
-  for (int64_t t = seen.first; t < seen.in_table; t++) weights[t] *= scales[seen.blocks[t / kBlock] * kBlock + t % kBlock];
+  for (int64_t t = seen.first; t < seen.in_table; t++)
+    weights[t] *= scales[seen.blocks[t / kBlock] * kBlock + t % kBlock];
   for (int64_t t = std::max(seen.first, seen.in_table); t < seen.count; t++)
     weights[t] *= scales[seen.tail[t - seen.in_table]];
 }

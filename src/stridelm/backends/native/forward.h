@@ -39,7 +39,7 @@ class Forward {
 
   void run() {
     embed();
-    wait_for_all(model_.layers[0].query_key_value, head_panels());
+    wait_for_all(model_.layers[0].query_key_value, head_panels(), low_rank(0, &Adapter::query_key_value));
     for (int64_t layer = 0; layer < shape_.layers; layer++) {
       if (!goes_on()) return;
       attention(layer);
@@ -64,16 +64,18 @@ class Forward {
   Share share_of(const Matrix& matrix, int64_t unit) const { return Share(matrix.panels, unit, thread_, threads_); }
 
   void wait_for_all() { Team::instance().wait(thread_, threads_); }
-  // The same, and the first lines of this thread's part of the matrix that comes next are fetched meanwhile.
-  void wait_for_all(const Matrix& next, int64_t unit) {
-    const Share share = share_of(next, unit);
-    fetch(next, share.first, share.last);
+  // The same, and the first lines of what this thread reads next are fetched meanwhile: of its part of the matrix, or
+  // of the low-rank parts that come before it.
+  void wait_for_all(const Matrix& next, int64_t unit, const LowRank* low = nullptr) {
+    Upcoming first = beginning(next, share_of(next, unit));
+    if (low) first = LowRankProduct::first_factor(*low, thread_, threads_);
+    first.fetch(kFetched);
     wait_for_all();
   }
-  static void fetch(const Matrix& matrix, int64_t first_panel, int64_t last_panel) {
-    const char* first = reinterpret_cast<const char*>(matrix.weights + first_panel * matrix.panel_bytes());
-    const int64_t bytes = std::min((last_panel - first_panel) * matrix.panel_bytes(), kFetched);
-    for (int64_t at = 0; at < bytes; at += kLine) _mm_prefetch(first + at, _MM_HINT_T1);
+  static Upcoming beginning(const Matrix& matrix, const Share& share) {
+    Upcoming found;
+    found.add(matrix, share.first, share.last);
+    return found;
   }
 
   void embed() {
@@ -92,16 +94,16 @@ class Forward {
     const Layer& layer = model_.layers[number];
     save_inputs(number);
     const Quantised normed = normalise_rows(layer.attention_norm, layer.query_key_value);
-    const LowRank* low = low_rank(number, &Adapter::query_key_value);
-    const Share share = compute_product(layer.query_key_value, low, normed, head_panels());
+    const Share share =
+        compute_product(layer.query_key_value, low_rank(number, &Adapter::query_key_value), normed, head_panels());
     for (int64_t head = share.first / head_panels(); head < share.last / head_panels(); head++)
       for (int64_t row = 0; row < step_.rows; row++) rotate_and_store_head(layer, number, row, head);
     wait_for_all();
     const Quantised attended = attend_rows(number, layer.attention_output);
-    wait_for_all(layer.attention_output, 1);
-    low = low_rank(number, &Adapter::attention_output);
+    const LowRank* low = low_rank(number, &Adapter::attention_output);
+    wait_for_all(layer.attention_output, 1, low);
     add_to_hidden(compute_product(layer.attention_output, low, attended, 1));
-    wait_for_all(layer.gate_up, kGatePanels);
+    wait_for_all(layer.gate_up, kGatePanels, low_rank(number, &Adapter::gate_up));
   }
 
   void network(int64_t number) {
@@ -109,12 +111,13 @@ class Forward {
     const Quantised normed = normalise_rows(layer.mlp_norm, layer.gate_up);
     const Share share = compute_product(layer.gate_up, low_rank(number, &Adapter::gate_up), normed, kGatePanels);
     for (int64_t row = 0; row < step_.rows; row++) gate(row, share, layer);
-    wait_for_all(layer.down, 1);
     const LowRank* low = low_rank(number, &Adapter::down);
+    wait_for_all(layer.down, 1, low);
     add_to_hidden(compute_product(layer.down, low, work_.gated.rows(shape_.inner), 1));
     if (thread_ == 0) Team::instance().decide();
-    if (number + 1 < shape_.layers) wait_for_all(model_.layers[number + 1].query_key_value, head_panels());
-    else wait_for_all(model_.head, kLogSumPanels);
+    const int64_t next = number + 1;
+    if (next == shape_.layers) return wait_for_all(model_.head, kLogSumPanels);
+    wait_for_all(model_.layers[next].query_key_value, head_panels(), low_rank(next, &Adapter::query_key_value));
   }
 
   // The last norm and the output head, on wanted rows only.
@@ -192,7 +195,7 @@ class Forward {
       return share;
     }
     LowRankProduct masks(*low, step_, work_, share, thread_, threads_);
-    masks.begin(x, as(matrix));
+    masks.begin(x, as(matrix), beginning(matrix, share));
     Upcoming upcoming = masks.upcoming();
     product(matrix, as(matrix), share.first, share.last, x, 0, step_.rows, to, &upcoming);
     masks.finish(shape_.activations);
@@ -296,7 +299,6 @@ class Forward {
   }
 
   static constexpr int64_t kGatePanels = 2 * kGroup / kLanes;
-  static constexpr int64_t kFetched = 16 << 10;  // bytes
 
   const Model& model_;
   const Shape& shape_;

@@ -10,10 +10,14 @@ from typing import Any
 from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.common.processor import processor_entry
 
-_NEEDED = {"avx2", "fma", "f16c"}
+_NEEDED = ("avx2", "fma", "f16c")
 # Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
 SOURCE = Path(__file__).with_name("forward.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
+AVX2_FLAGS = tuple(
+    each for flag in FLAGS for each in ([f"-m{name}" for name in _NEEDED] if flag == "-march=native" else [flag])
+)
+"""For a processor that has what is needed and nothing beyond: to see here what such a one computes."""
 LINK_FLAGS = ("-pthread",)
 
 
@@ -103,7 +107,7 @@ class Step(ctypes.Structure):
 @cache
 def library() -> Any:
     """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
-    missing = _NEEDED - set(processor_entry("flags").split())
+    missing = set(_NEEDED) - set(processor_entry("flags").split())
     if missing:
         raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
     return bind(compiled(SOURCE, FLAGS, LINK_FLAGS))

@@ -8,7 +8,7 @@ from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.library import library
 from stridelm.backends.native.model_source import Source, find_source
 from stridelm.backends.native.packed_file import Packed, drift_key, file_identity, packed_folder, read_or_pack
-from stridelm.backends.native.weights import make_weights
+from stridelm.backends.native.weights import has_four_bits, make_weights
 from stridelm.models.preview import adapter_folder, warn_of_other_weights
 from stridelm.models.target import LoadedModel, Target
 from stridelm.models.tokenizer import Tokenizer
@@ -55,6 +55,7 @@ def load_model(choice: ModelChoice) -> LoadedModel:
     packed, where = _packed(source, lanes)
     given = adapter_folder(model, choice.adapter)
     packed_adapter = packed if packed.notes["masks"] else None
+    activations = settings.activations if has_four_bits(packed) else "int16"
     if given is not None:
         packed_adapter = _packed_adapter(given, model, packed, lanes)
     target = NativeTarget(
@@ -65,10 +66,10 @@ def load_model(choice: ModelChoice) -> LoadedModel:
         vocabulary=packed.notes["vocabulary"],
         fingerprint=packed.notes["fingerprint"],
         packed=packed,
-        activations=settings.activations,
+        activations=activations,
         kv_cache=settings.kv_cache,
     )
-    weights = make_weights(packed, packed_adapter, settings.threads, settings.activations)
+    weights = make_weights(packed, packed_adapter, settings.threads, activations)
     return LoadedModel(target, NativeForward(weights, settings.cache_tokens, settings.kv_cache))
 
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "model.h"
 #include "products.h"
@@ -21,9 +22,20 @@ class LowRankProduct {
       : low_(low), work_(work), own_(own), real_(step.real), masks_(step.rows - step.real), thread_(thread),
         threads_(threads) {}
 
-  void begin(const Quantised& x, Activations as) {
+  // What `begin` reads.
+  static Upcoming first_factor(const LowRank& low, int thread, int threads) {
+    const Share share(low.down.panels, 1, thread, threads);
+    Upcoming found;
+    found.add(low.down, share.first, share.last);
+    return found;
+  }
+
+  // `next`: what is read after this.
+  void begin(const Quantised& x, Activations as, Upcoming next) {
     const Share share(low_.down.panels, 1, thread_, threads_);
-    product(low_.down, as, share.first, share.last, x, real_, masks_, {work_.low.data(), work_.low_stride});
+    const Destination to{work_.low.data(), work_.low_stride};
+    next.divide(share.last - share.first, kFetched);
+    product(low_.down, as, share.first, share.last, x, real_, masks_, to, &next);
     arrival_ = Team::instance().arrive(threads_);
   }
 
@@ -34,7 +46,7 @@ class LowRankProduct {
       const Panels panels = panels_of(low_.part[number]);
       found.add(low_.part[number].up, panels.first, panels.last);
     }
-    found.divide(own_.last - own_.first);
+    found.divide(own_.last - own_.first, std::numeric_limits<int64_t>::max());
     return found;
   }
 

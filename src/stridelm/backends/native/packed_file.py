@@ -107,6 +107,9 @@ class Packed:
     def has(self, name: str) -> bool:
         return name in self.notes["entries"]
 
+    def kind(self, name: str) -> int:
+        return self.notes["entries"][name]["kind"]
+
     def matrix(self, name: str) -> Matrix:
         place = self.notes["entries"][name]
         return Matrix(self.memory.ctypes.data + place["offset"], place["panels"], place["groups"], place["kind"])

@@ -7,6 +7,7 @@ import numpy as np
 
 from stridelm.backends.native.library import Adapter, Layer, LowRank, Matrix, Model, Part, Shape, library
 from stridelm.backends.native.packed_file import Packed
+from stridelm.backends.native.quantised_matrix import FOUR
 
 ACTIVATIONS = {"int16": 16, "int8": 8}
 EMBEDDING, HEAD, LAST_NORM, FREQUENCIES = "embedding", "head", "last_norm", "frequencies"
@@ -46,6 +47,12 @@ class Weights:
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self.product(self.model.head, np.asarray(hidden_XC, np.float32))[:, : self.vocabulary]
+
+
+def has_four_bits(packed: Packed) -> bool:
+    """Whether a matrix of a layer has 4 bits: only these are multiplied by 8-bit activations."""
+    layers = range(packed.notes["shape"]["layers"])
+    return any(packed.kind(f"{number}.{slot}") == FOUR for number in layers for slot in _SLOTS)
 
 
 def make_weights(packed: Packed, adapter: Packed | None, threads: int, activations: str) -> Weights:

@@ -1,0 +1,95 @@
+"""Runs every kernel on models that are packed already: a script for a process of its own, under a sanitizer.
+
+    python every_kernel.py '{"source": ..., "flags": [...], "link_flags": [...], "forms": [...], "models": [...]}'
+
+A form is `LoadSettings` by name; a model its folder and that of its adapter.
+"""
+
+import json
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+import stridelm
+from stridelm import LoadSettings
+from stridelm.backends.native import library as library_module
+from stridelm.backends.native.library import library
+from stridelm.backends.native.quantised_matrix import pack_panels, quantise
+from stridelm.contracts import Greed
+from stridelm.layout import lay_out, make_block
+from stridelm.types import ROOT, DraftTree
+
+TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
+PREFIXES = [[7 * at % 250 for at in range(length)] for length in (1, 16, 40)]
+
+
+def main(given: dict[str, Any]) -> None:
+    library_module.SOURCE = Path(given["source"])
+    library_module.FLAGS, library_module.LINK_FLAGS = tuple(given["flags"]), tuple(given["link_flags"])
+    for folder, adapter in given["models"]:
+        for form in given["forms"]:
+            settings = LoadSettings(**form, cache_tokens=512)
+            forward = stridelm.load(folder, adapter=adapter, settings=settings).loaded.forward
+            # Two callers at once, as when a server's worker runs while a model is loaded and timed.
+            second = Thread(target=run_steps, args=(forward.with_cache(512), (0, 5)))
+            second.start()
+            run_steps(forward, (0, 1, 5))
+            second.join()
+    run_products()
+    print("done", library().stride_lanes())
+
+
+def run_steps(forward: Any, masks_in_turn: tuple[int, ...]) -> None:
+    for masks in masks_in_turn:
+        anchors = range(ROOT, 6) if masks else ()
+        for size in (1, 3):
+            tables = [forward.cache.open() for _ in PREFIXES[:size]]
+            starts, outputs = [0] * size, []
+            for _ in range(2):
+                blocks = [
+                    make_block(start, ids, TREE, anchors=anchors, masks=masks, layers=(0, 2))
+                    for start, ids in zip(starts, PREFIXES, strict=False)
+                ]
+                outputs = forward(lay_out(blocks), tables)
+                assert all(np.isfinite(output.logits_WV).all() for output in outputs)
+                for at, table in enumerate(tables):
+                    count = len(PREFIXES[at])
+                    forward.cache.keep(table, [*range(count), count + 3, count + 4])
+                    starts[at] = table.length
+            if masks and size == 3:
+                draft(forward, outputs[0].hidden_WC[-2:])
+            for table in tables:
+                forward.cache.free(table)
+
+
+def draft(forward: Any, rows: np.ndarray) -> None:
+    """From the hidden states of two masks."""
+    added, _ = forward.gate.read(rows, [0, 259], forward.gate.start(2))
+    logits = forward.score(rows)
+    forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
+    for branches, candidates in ((1, 1), (2, 16), (3, 1000)):
+        greed = Greed(259, candidates, branches, 0.0, {0: -np.inf, 259: 1.0}, frozenset({3, 4}))
+        grown = forward.gate.grow(logits, rows, None, greed)
+        assert grown is not None and len(grown.buds) >= 1
+
+
+def run_products() -> None:
+    lanes = library().stride_lanes()
+    for kind in (4, 8):
+        for outputs, inputs in ((1, 32), (17, 64), (40, 100)):
+            weight = np.random.default_rng(0).normal(size=(outputs, inputs)).astype(np.float32)
+            held = pack_panels(quantise(weight, kind), lanes)
+            matrix = library_module.Matrix(held.ctypes.data, *held.shape[:2], kind)
+            for rows in (1, 2, 7, 20):
+                for size in (0.0, 1.0, 1e-36, 1e30, np.nan):
+                    x = np.full((rows, held.shape[1] * 32), size, np.float32)
+                    y = np.empty((rows, held.shape[0] * lanes), np.float32)
+                    for activations in (16, 8):
+                        library().stride_product(matrix, activations, 2, x.ctypes.data, rows, y.ctypes.data)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
