@@ -262,7 +262,7 @@ def past_llama_cpp() -> Finding:
     cpu = read("cpu.json")
     names = {"one token at a time": "plain_vs_llamacpp", "`auto`": "multi_vs_llamacpp"}
     found = {name: (cpu["ratios"][key], *cpu["ratio_intervals"][key]) for name, key in names.items()}
-    told = f"over llama.cpp, one Q4_1 file, {cpu['machine']['threads']} threads: " + ", ".join(
+    told = f"over llama.cpp, one {cpu['run']['weights']} file, {cpu['machine']['threads']} threads: " + ", ".join(
         f"{name} {ratio:.2f}x ({low:.2f} to {high:.2f})" for name, (ratio, low, high) in found.items()
     )
     return told, verdict(*(low > 1 for _, low, _ in found.values()))

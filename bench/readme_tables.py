@@ -4,7 +4,11 @@ from typing import Any
 
 from bench.measured import read, spread, table
 
-PEERS = {"llama.cpp": "multi_vs_llamacpp", "llama.cpp ngram-cache": "multi_vs_llamacpp_ngram"}
+PEERS = {
+    "llama.cpp": "multi_vs_llamacpp",
+    "llama.cpp ngram-cache": "multi_vs_llamacpp_ngram",
+    "llama.cpp ngram-mod": "multi_vs_llamacpp_ngram_mod",
+}
 """llama.cpp's settings that were measured, and the ratio of our `auto` over each."""
 Row = tuple[str, str, str, str, str]
 
@@ -17,9 +21,9 @@ def expectations() -> str:
 
 
 def _cpu(cpu: dict[str, Any]) -> Row:
-    figures, ratios = cpu["figures"]["all"], cpu["ratios_by_variant"]["decoding"]["int16"]
+    figures, ratios = cpu["figures"]["all"], _ratios(cpu)
     best = max(PEERS, key=lambda name: figures[name]["decoding_tokens_per_s"]["median"])
-    plain, auto = (figures[f"{way} int16"]["decoding_tokens_per_s"]["median"] for way in ("plain", "multi"))
+    plain, auto = (figures[f"{way} {cpu['headline']}"]["decoding_tokens_per_s"]["median"] for way in ("plain", "multi"))
     return (
         f"CPU, {cpu['machine']['cores']} cores, 4-bit, 135M", f"{plain:.0f} tokens/s", f"{auto:.0f} tokens/s",
         spread(ratios["multi_vs_plain"], unit="x"), f"{best}, same file: {spread(ratios[PEERS[best]], unit='x')}",
@@ -49,18 +53,22 @@ def _large(gpu: dict[str, Any]) -> Row:
     )  # fmt: skip
 
 
+def _ratios(cpu: dict[str, Any]) -> dict[str, Any]:
+    return cpu["ratios_by_variant"]["decoding"][cpu["headline"]]
+
+
 def _by_group(cells: list[str], groups: dict[str, Any]) -> str:
     return ", ".join(f"{group} {cell}" for group, cell in zip(groups, cells, strict=True))
 
 
 def _notes(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
     where, made = cpu["machine"], gpu["decode"]["circumstances"]
-    ratios = cpu["ratios_by_variant"]["decoding"]["int16"]
+    ratios = _ratios(cpu)
     kinds = [(ratios[f"multi_vs_plain_{kind}"]["median"], kind) for kind in cpu["figures"] if kind != "all"]
     (low, worst), (high, easiest) = min(kinds), max(kinds)
     compiled = gpu["compile"]
     return (
-        f"One user, greedy, medians. CPU: the built-in model, one Q4_1 file for all, llama.cpp "
+        f"One user, greedy, medians. CPU: the built-in model, one {cpu['run']['weights']} file for all, llama.cpp "
         f"{cpu['versions']['llama.cpp']['version']}; gain by kind of prompt from {low:.2f}x ({worst}) to {high:.2f}x "
         f"({easiest}); {where['processor']}, {where['date']}. GPU: the built-in model; a plain step takes "
         f"{compiled['our_step']['median']:.2f} ms, transformers' compiled network {compiled['compiled']['median']:.2f} "

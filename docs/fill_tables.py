@@ -14,7 +14,21 @@ from stridelm.train.settings import TrainSettings
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from bench.claims_tables import own_claims, published_claims  # noqa: E402
-from bench.cpu.tables import cpu, cpu_ratios, drift, exact, rows, start, threads  # noqa: E402
+from bench.cpu.tables import (  # noqa: E402
+    SECOND,
+    activations,
+    beside,
+    cpu,
+    cpu_ratios,
+    drift,
+    exact,
+    forward_parts,
+    forwards,
+    prompts,
+    rows,
+    start,
+    threads,
+)
 from bench.decoding.prediction_tables import prediction  # noqa: E402
 from bench.decoding.unverified_tables import failure_table, quality_table  # noqa: E402
 from bench.engines.custom_generate_tables import custom_generate  # noqa: E402
@@ -224,6 +238,8 @@ TABLES = {
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
+    "activations": activations, "forwards": forwards, "forward parts": forward_parts, "prompts": prompts,
+    "beside": beside, "cpu q4_1": lambda: cpu(SECOND), "cpu q4_1 ratios": lambda: cpu_ratios(SECOND),
     "exact": exact, "published claims": published_claims, "own claims": own_claims, "quick": quick,
     "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,

@@ -8,14 +8,18 @@ they take turns, shape by shape, so that a slow moment of the machine affects al
 the script belongs to is measured.
 """
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from stridelm.backends.native import library as native_library
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import machine, script_parser, table, write
@@ -26,23 +30,27 @@ REPEATS = 4
 """Forwards of one shape in a turn; the first warms up the caches and is left out."""
 
 
-def work(activations: str, threads: int, context: int, avx2: bool) -> None:
-    """In a process of its own: for each shape on standard input, the times of some forwards."""
+def load_trials(activations: str, threads: int, context: int) -> dict[str, Callable[[], object]]:
+    """By shape: what does one forward of it, with the tree that this process imports."""
     from stridelm import LoadSettings, load
-    from stridelm.backends.native import library as native_library
-    from stridelm.decode.cost import _Shape, _Trial
+    from stridelm.decode import cost
 
-    if avx2:
-        narrow = ("-mavx2", "-mfma", "-mf16c")
-        native_library.FLAGS = tuple(
-            each for flag in native_library.FLAGS for each in (narrow if "march" in flag else (flag,))
-        )
     settings = LoadSettings(backend="native", threads=threads, activations=activations)
     forward = load("smollm2", settings=settings).loaded.forward.with_cache(4 * context + 256)
-    trials = {}
+    # A tree to compare with may be of a time when the two were private.
+    shape_of, trial_of = (getattr(cost, name, None) or getattr(cost, f"_{name}") for name in ("Shape", "Trial"))
+    trials: dict[str, Callable[[], object]] = {}
     for shape in SHAPES:
         real, _, masks = shape.partition("+")
-        trials[shape] = _Trial(forward, _Shape(1, int(real), int(masks or 0), context=context))
+        trials[shape] = trial_of(forward, shape_of(1, int(real), int(masks or 0), context=context))
+    return trials
+
+
+def work(activations: str, threads: int, context: int, flags: str) -> None:
+    """In a process of its own: for each shape on standard input, the times of some forwards."""
+    if flags:
+        native_library.FLAGS = tuple(flags.split())
+    trials = load_trials(activations, threads, context)
     print("ready", flush=True)
     for line in sys.stdin:
         trial, times = trials[line.strip()], []
@@ -53,13 +61,21 @@ def work(activations: str, threads: int, context: int, avx2: bool) -> None:
         print(json.dumps(times[1:]), flush=True)
 
 
+def start_with(tree: Path, command: list[str]) -> subprocess.Popen[str]:
+    """A process that imports this tree, to be talked to by lines."""
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+
+
 class Worker:
     def __init__(self, tree: Path, options: Any, activations: str) -> None:
         command = [sys.executable, __file__, "--work", activations, "--threads", str(options.threads)]
-        command += ["--context", str(options.context), *(["--avx2"] if options.avx2 else [])]
-        environment = os.environ | {"PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        command += ["--context", str(options.context)]
+        if options.avx2:
+            # Those of this tree: an older one does not name them.
+            command += [f"--flags={' '.join(native_library.AVX2_FLAGS)}"]
+        self._process = start_with(tree, command)
         assert self._read() == "ready"
 
     def times(self, shape: str) -> list[float]:
@@ -102,19 +118,29 @@ def _figures(times: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(times), 3), "tenth": round(tenth, 3)}
 
 
+def add_trees(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="a checkout; repeatable")
+
+
+def trees_of(options: argparse.Namespace) -> dict[str, Path]:
+    """Checkouts by name; if none is named, the one of this script."""
+    named = dict(each.split("=", 1) for each in options.tree) or {"now": str(Path(__file__).parents[2])}
+    return {name: Path(folder).resolve() for name, folder in named.items()}
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
-    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="a checkout; repeatable")
+    add_trees(parser)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
     parser.add_argument("--avx2", action="store_true", help="compile for a processor that has nothing beyond AVX2")
-    parser.add_argument("--work", help="internal")
+    for name in ("--work", "--flags"):
+        parser.add_argument(name, default="", help="internal")
     options = parser.parse_args(arguments)
     if options.work:
-        return work(options.work, options.threads, options.context, options.avx2)
-    named = dict(each.split("=", 1) for each in options.tree) or {"now": str(Path(__file__).parents[2])}
-    figures = measure(options, {name: Path(folder).resolve() for name, folder in named.items()})
+        return work(options.work, options.threads, options.context, options.flags)
+    figures = measure(options, trees_of(options))
     cells = [[name, *(f"{by[shape]['median']:.2f}" for shape in SHAPES)] for name, by in figures.items()]
     print(table(["rows", *SHAPES], cells))
     cells = [[name, *(f"{by[shape]['tenth']:.2f}" for shape in SHAPES)] for name, by in figures.items()]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.cpu import setup as cpu_setup
-from stridelm.settings import AUTO, DEFAULT_MODEL, PLAIN
+from stridelm.settings import ACTIVATIONS, AUTO, DEFAULT_MODEL, PLAIN
 
 PEERS = Path(__file__).parents[1] / "peers"
 SECONDS = 600.0
@@ -29,8 +31,8 @@ class Subject:
     mode: str
 
 
-VARIANTS = ("int16", "int8", "torch")
-"""Ours: the native backend with its two kinds of activations, and the torch backend in float32."""
+VARIANTS = (*ACTIVATIONS, "torch")
+"""Ours: the native backend with its two kinds of activations, the default first, and the torch backend in float32."""
 LLAMA, TRANSFORMERS, OPENVINO = "llama.cpp", "transformers", "openvino"
 NGRAMS = ("ngram-cache", "ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v")
 """llama.cpp's own; `ngram-cache` looks short n-grams up as its llama-lookup does, `ngram-mod` is its --spec-default."""
@@ -43,7 +45,7 @@ SUBJECTS = {
     TRANSFORMERS: Subject(TRANSFORMERS, "plain"),
 }
 DEFAULT = (
-    "plain int16", "multi int16", "plain int8", "multi int8", LLAMA, f"{LLAMA} {NGRAMS[0]}", f"{LLAMA} {NGRAMS[1]}",
+    "plain int8", "multi int8", "plain int16", "multi int16", LLAMA, f"{LLAMA} {NGRAMS[0]}", f"{LLAMA} {NGRAMS[1]}",
     OPENVINO, TRANSFORMERS,
 )  # fmt: skip
 
@@ -103,6 +105,12 @@ class Process:
         times = self._ask({"rows": rows, "context": context})["times"]
         return {int(width): seconds for width, seconds in times.items()}
 
+    def logits(self, ids: list[int]) -> np.ndarray:
+        """Those of every position, float32; llama.cpp's process only."""
+        with tempfile.NamedTemporaryFile() as file:
+            reply = self._ask({"ids": ids, "logits": file.name})
+            return np.fromfile(file.name, np.float32).reshape(len(ids), reply["vocabulary"])
+
     def close(self) -> None:
         """It ends by itself when nobody asks any more."""
         assert self._process.stdin is not None
@@ -138,13 +146,14 @@ class Process:
         return reply
 
 
-def command(process: str, gguf: Path, threads: int) -> list[str]:
-    """What starts a process; refuses what `--setup` has not made yet."""
+def command(process: str, gguf: Path, threads: int, adapter: Path | None = None) -> list[str]:
+    """What starts a process; refuses what `--setup` has not made yet. `adapter`: for ours."""
     if process in VARIANTS:
-        # The built-in model by its name: that brings its adapter along.
-        model = DEFAULT_MODEL if gguf == cpu_setup.builtin_gguf() else str(gguf)
+        # The built-in model by its name: that brings its adapter along. Other files may be its other quantisations.
+        is_builtin = gguf == cpu_setup.builtin_gguf()
+        model = [DEFAULT_MODEL, "-"] if is_builtin else [str(gguf), str(adapter or "-")]
         choice = ["torch", "-"] if process == "torch" else ["native", process]
-        return [sys.executable, str(PEERS / "ours.py"), model, *choice, str(threads)]
+        return [sys.executable, str(PEERS / "ours.py"), *model, *choice, str(threads)]
     if process == TRANSFORMERS:
         return [sys.executable, str(PEERS / "hugging_face.py"), str(gguf), str(threads)]
     if process == OPENVINO:

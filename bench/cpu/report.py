@@ -3,7 +3,7 @@
 import random
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _bootstrap(groups: list[list[float]]) -> tuple[float, float]:
 def ratios(runs: list[Run], variant: str, measure: str = "decoding") -> dict[str, Ratio]:
     """Of one variant of ours, by name: `multi_vs_llamacpp_maths` and the like. Those that nobody ran are left out."""
     plain, multi = f"plain {variant}", f"multi {variant}"
-    ngram, categories = f"{LLAMA} {NGRAMS[0]}", categories_of(runs)
+    (ngram, ngram_mod), categories = (f"{LLAMA} {name}" for name in NGRAMS[:2]), categories_of(runs)
     wanted: dict[str, tuple[str, str, str]] = {
         "plain_vs_llamacpp": (plain, LLAMA, ALL),
         "plain_vs_openvino": (plain, OPENVINO, ALL),
@@ -88,6 +88,7 @@ def ratios(runs: list[Run], variant: str, measure: str = "decoding") -> dict[str
         "multi_vs_plain": (multi, plain, ALL),
         "multi_vs_llamacpp": (multi, LLAMA, ALL),
         "multi_vs_llamacpp_ngram": (multi, ngram, ALL),
+        "multi_vs_llamacpp_ngram_mod": (multi, ngram_mod, ALL),
         "multi_vs_openvino": (multi, OPENVINO, ALL),
         "multi_vs_transformers": (multi, TRANSFORMERS, ALL),
         "llamacpp_ngram_vs_llamacpp": (ngram, LLAMA, ALL),
@@ -98,6 +99,26 @@ def ratios(runs: list[Run], variant: str, measure: str = "decoding") -> dict[str
         wanted[f"multi_vs_llamacpp_ngram_{category}"] = (multi, ngram, category)
     found = {name: ratio(runs, *pair, measure) for name, pair in wanted.items()}
     return {name: each for name, each in found.items() if each is not None}
+
+
+def ratio_figures(runs: list[Run], subjects: list[str]) -> dict[str, Any]:
+    """All ratios, for JSON; those without a variant's name are of the headline's decoding."""
+    variants = [each for each in VARIANTS if any(name.endswith(f" {each}") for name in subjects)]
+    found = {measure: {variant: ratios(runs, variant, measure) for variant in variants} for measure in MEASURES}
+    chosen = headline(subjects)
+    chief = found["decoding"].get(chosen or "", {})
+    return {
+        "headline": chosen,
+        "ratios": {name: round(each.median, 4) for name, each in chief.items()},
+        "ratio_intervals": {name: [round(each.low, 4), round(each.high, 4)] for name, each in chief.items()},
+        "ratios_by_variant": {
+            measure: {
+                variant: {name: asdict(each) for name, each in by_name.items()}
+                for variant, by_name in by_variant.items()
+            }
+            for measure, by_variant in found.items()
+        },
+    }
 
 
 def categories_of(runs: Iterable[Run]) -> list[str]:

@@ -2,7 +2,7 @@
 
     python bench/cpu/run.py --setup          once: fetch and build the peers
     python bench/cpu/run.py [--prompts FILE] [--tokens 128] [--rounds 5] [--threads 2] [--gguf FILE] [--json FILE]
-                        [--picture FILE.png] [--only NAMES]
+                        [--picture FILE.png] [--only NAMES] [--q4-0 | --adapter FOLDER]
 
 Every subject is a process that has loaded its model once. In every round, each prompt is put to all of them in turn, as
 token ids, never to two at a time; they decode greedily and write the same number of tokens, with the end of the text
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from stridelm.backends.common.processor import processor_entry
+from stridelm.models import builtin
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine, read_prompts
 
@@ -30,8 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench import measured
 from bench.cpu import report as cpu_report
 from bench.cpu import setup as cpu_setup
-from bench.cpu.peers import DEFAULT, SUBJECTS, TRANSFORMERS, VARIANTS, Absent, Answer, Process, command
+from bench.cpu.peers import DEFAULT, SUBJECTS, TRANSFORMERS, Absent, Answer, Process, command
 from bench.cpu.report import Run
+from bench.cpu.requantise import q4_0_file, weights_of
 from bench.measured import PROMPTS, script_parser, write
 
 FIRST_ROUND_ONLY = (TRANSFORMERS,)
@@ -61,7 +64,7 @@ def main() -> int:
             return 0
         lines = read_questions(options.prompts)
         names = choose_subjects(options.only)
-        gguf = options.gguf.resolve() if options.gguf else cpu_setup.builtin_gguf()
+        gguf, adapter = choose_model(options)
         questions, banned = encode(gguf, lines)
     except InputError as error:
         print(f"cpu.py: {error}", file=sys.stderr)
@@ -69,7 +72,7 @@ def main() -> int:
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     bench = Bench(options.threads, options.tokens, banned, console)
     try:
-        bench.start(names, gguf)
+        bench.start(names, gguf, partial(command, adapter=adapter))
         runs = bench.take_turns(questions, options.rounds)
         times = bench.time_rows()
     finally:
@@ -83,6 +86,7 @@ def main() -> int:
         "started": started,
         "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
         "gguf": gguf.name,
+        "weights": weights_of(gguf),
         "prompts": str(options.prompts),
         "questions": len(questions),
         "prompt_tokens": [len(question.ids) for question in questions],
@@ -106,6 +110,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=_count, default=5, help="interleaved rounds over all prompts (5)")
     parser.add_argument("--threads", type=_count, default=2, help="of every subject (2)")
     parser.add_argument("--gguf", type=Path, help="the model; without it, the built-in one")
+    parser.add_argument("--adapter", type=Path, help="for ours, on a file of one's own")
+    parser.add_argument("--q4-0", action="store_true", help="the built-in model in Q4_0, with its adapter")
     parser.add_argument("--picture", type=Path, help="draw the times of a forward by its rows there (PNG)")
     parser.add_argument("--only", help=f"subjects, by commas; known: {', '.join(SUBJECTS)}")
     return parser.parse_args()
@@ -126,6 +132,15 @@ def read_questions(file: Path) -> list[PromptLine]:
         if line.category == cpu_report.ALL:
             raise InputError(f'{line.place}: the category "{cpu_report.ALL}" stands for all of them: choose another')
     return lines
+
+
+def choose_model(options: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The file, and an adapter for ours if it does not come with it."""
+    if options.q4_0:
+        if options.gguf or options.adapter:
+            raise InputError("--q4-0 is a file with its adapter: leave out --gguf and --adapter")
+        return q4_0_file(), builtin.builtin_adapter()
+    return (options.gguf.resolve() if options.gguf else cpu_setup.builtin_gguf()), options.adapter
 
 
 def choose_subjects(only: str | None) -> list[str]:
@@ -231,23 +246,10 @@ class Bench:
 
 def report(runs: list[Run], times: dict[str, dict[int, list[float]]], bench: Bench) -> dict[str, Any]:
     """Everything that was found, for JSON."""
-    variants = [each for each in VARIANTS if any(name.endswith(f" {each}") for name in bench.names)]
-    found = {
-        measure: {variant: cpu_report.ratios(runs, variant, measure) for variant in variants}
-        for measure in cpu_report.MEASURES
-    }
-    chosen = cpu_report.headline(bench.names)
-    chief = found["decoding"].get(chosen or "", {})
+    found = cpu_report.ratio_figures(runs, bench.names)
+    chosen = found["headline"]
     return {
-        "headline": chosen,
-        "ratios": {name: round(each.median, 4) for name, each in chief.items()},
-        "ratio_intervals": {name: [round(each.low, 4), round(each.high, 4)] for name, each in chief.items()},
-        "ratios_by_variant": {
-            measure: {
-                variant: {name: asdict(each) for name, each in ratios.items()} for variant, ratios in by_variant.items()
-            }
-            for measure, by_variant in found.items()
-        },
+        **found,
         "identical_plain_and_multi": cpu_report.same_answers(runs),
         "agreement": cpu_report.agreement(runs, f"plain {chosen}" if chosen else bench.names[0]),
         "figures": cpu_report.figures(runs),

@@ -15,12 +15,12 @@ from stridelm import LoadSettings, load
 from stridelm.backends.common.processor import processor_entry
 from stridelm.contracts import Forward
 from stridelm.layout import lay_out, make_block
+from stridelm.settings import ACTIVATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import script_parser, write
 
 ROWS = (1, 2, 4, 8, 16)
-ACTIVATIONS = ("int16", "int8")
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ _LEAST, _MOST = 11, 1999
 """Of the number, at every moment."""
 _LARGEST_AMOUNT = 299
 _ANSWER = re.compile(r"Answer: (\d+)\b")
+_RESULT = re.compile(r"(?<= =) (\d+)")
 
 _PEOPLE = ("Mia", "Omar", "Ida", "Tom", "Lena", "Raj", "Sofia", "Ben", "Yuki", "Carlos", "Nora", "Paul")
 _THINGS = ("stamps", "marbles", "apples", "books", "coins", "shells", "tickets", "pencils", "bricks", "cards")
@@ -85,6 +86,10 @@ class Problem:
         """Whether a text gives the result: its last `Answer: 42` counts."""
         given = _ANSWER.findall(text)
         return bool(given) and int(given[-1]) == self.result
+
+    def sums(self) -> list[tuple[str, int]]:
+        """Of each sum in the answer: the text up to its equals sign, and its result."""
+        return [(self.answer[: found.start()], int(found[1])) for found in _RESULT.finditer(self.answer)]
 
 
 def problems(seed: int, count: int, split: str) -> list[Problem]:

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string>
@@ -25,7 +26,7 @@ using json = nlohmann::ordered_json;
 using Tokens = std::vector<llama_token>;
 using Clock = std::chrono::steady_clock;
 
-constexpr int CONTEXT = 4096;
+constexpr int CONTEXT = 8192;
 constexpr int BATCH = 512;  // rows of a prompt in one pass: llama.cpp's default
 constexpr llama_seq_id SEQUENCE = 0;
 
@@ -106,6 +107,21 @@ public:
             forget(length);
         }
         return {{"times", times}};
+    }
+
+    // The logits of every position of a text, as floats in a file: rows of the vocabulary's size.
+    json write_logits(const json & request) {
+        const Tokens text = request.at("ids").get<Tokens>();
+        if (text.size() > BATCH) throw std::runtime_error("the text does not fit");
+        forget(0);
+        clear_batch();
+        for (size_t i = 0; i < text.size(); i++) common_batch_add(batch, text[i], (llama_pos) i, {SEQUENCE}, true);
+        run();
+        std::ofstream file(request.at("logits").get<std::string>(), std::ios::binary);
+        for (size_t i = 0; i < text.size(); i++)
+            file.write((const char *) llama_get_logits_ith(context, (int) i), vocabulary * sizeof(float));
+        if (!file.flush()) throw std::runtime_error("the file cannot be written");
+        return {{"vocabulary", vocabulary}};
     }
 
 private:
@@ -191,7 +207,9 @@ int main(int count, char ** arguments) {
             const json request = json::parse(line);
             json reply;
             try {
-                reply = request.contains("rows") ? driver.time_rows(request) : driver.answer(request);
+                reply = request.contains("rows")     ? driver.time_rows(request)
+                        : request.contains("logits") ? driver.write_logits(request)
+                                                     : driver.answer(request);
             } catch (const std::exception & error) {
                 reply = {{"error", error.what()}};
             }

@@ -1,7 +1,7 @@
-"""StrideLM as a subject of the CPU benchmark: `python ours.py MODEL BACKEND ACTIVATIONS THREADS`.
+"""StrideLM as a subject of the CPU benchmark: `python ours.py MODEL ADAPTER BACKEND ACTIVATIONS THREADS`.
 
-BACKEND is `native` or `torch`; ACTIVATIONS is `int16` or `int8`, or `-` for torch, which has no such choice. A
-request's mode is a decoder.
+ADAPTER is a folder, or `-` for the model's own. BACKEND is `native` or `torch`; ACTIVATIONS is
+`int16` or `int8`, or `-` for torch, which has no such choice. A request's mode is a decoder.
 """
 
 import sys
@@ -18,11 +18,12 @@ NOT_CHOSEN = "-"
 
 
 class Ours:
-    def __init__(self, model: str, backend: str, activations: str, threads: int) -> None:
+    def __init__(self, model: str, adapter: str, backend: str, activations: str, threads: int) -> None:
         choice: dict[str, Any] = {"backend": backend}
         if activations != NOT_CHOSEN:
             choice["activations"] = activations
-        self.model = load(model, settings=LoadSettings(device="cpu", threads=threads, **choice))
+        settings = LoadSettings(device="cpu", threads=threads, **choice)
+        self.model = load(model, adapter=None if adapter == NOT_CHOSEN else adapter, settings=settings)
         self.about: Message = {"version": __version__, "backend": backend, "activations": activations}
 
     def answer(self, request: Message) -> Message:
@@ -66,5 +67,5 @@ class Ours:
 
 
 if __name__ == "__main__":
-    model, backend, activations, threads = sys.argv[1:]
-    serve(lambda: Ours(model, backend, activations, int(threads)))
+    model, adapter, backend, activations, threads = sys.argv[1:]
+    serve(lambda: Ours(model, adapter, backend, activations, int(threads)))

@@ -125,7 +125,7 @@ def load_or_measure(target: Target, forward: Forward) -> Cost:
 def _still_holds(cost: Cost, forward: Forward) -> bool:
     """Whether one row and eight still take about as long: the stored cost may have been measured on a busy machine."""
     trial = forward.with_cache(2 * _CONTEXT)
-    steps = {str(rows): _Trial(trial, _Shape(1, rows, context=16)) for rows in (1, 8)}
+    steps = {str(rows): Trial(trial, Shape(1, rows, context=16)) for rows in (1, 8)}
     times = _rounds(steps, forward, most=4)
     one, eight = (min(times[str(rows)]) / cost(rows) for rows in (1, 8))
     return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, eight / one))
@@ -138,7 +138,9 @@ def _key(target: Target, forward: Forward) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
+    """The rows of a step that is timed."""
+
     sequences: int
     real: int
     """Rows per sequence."""
@@ -151,13 +153,13 @@ def measure(forward: Forward) -> tuple[Cost, bool]:
     Returns the cost, and whether the machine was quiet."""
     context = min(_LONG_CONTEXT, forward.longest - 64)
     short = min(_CONTEXT, context // 2)
-    shapes = {f"{width}": _Shape(1, width, context=short) for width in _WIDTHS}
-    shapes["long"] = _Shape(1, 8, context=context)
-    shapes["sequences"] = _Shape(_SEQUENCES, 1, context=short)
+    shapes = {f"{width}": Shape(1, width, context=short) for width in _WIDTHS}
+    shapes["long"] = Shape(1, 8, context=context)
+    shapes["sequences"] = Shape(_SEQUENCES, 1, context=short)
     if forward.gate is not None:
-        shapes["masks"], shapes["more masks"] = (_Shape(1, 2, masks, context=short) for masks in _MASKS)
+        shapes["masks"], shapes["more masks"] = (Shape(1, 2, masks, context=short) for masks in _MASKS)
     trial = forward.with_cache(max(2 * context, _SEQUENCES * short) + 256)
-    steps: Steps = {name: _Trial(trial, shape) for name, shape in shapes.items()}
+    steps: Steps = {name: Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
         hidden_XC = forward.zeros(8)
         steps = {
@@ -170,10 +172,10 @@ def measure(forward: Forward) -> tuple[Cost, bool]:
     return _cost(times, context - short), is_quiet
 
 
-class _Trial:
+class Trial:
     """A step of one shape, to be repeated, over whatever the cache holds."""
 
-    def __init__(self, forward: Forward, shape: _Shape) -> None:
+    def __init__(self, forward: Forward, shape: Shape) -> None:
         self.forward, self.shape = forward, shape
         anchors = [ROOT] if shape.masks else []
         # Drafts, not pending rows: the output head runs on every one of them.
