@@ -174,6 +174,24 @@ def drift() -> str:
     return "\n".join(lines)
 
 
+def other_weights() -> str:
+    """The shipped adapter's tokens per forward on the weights that it was trained on, and on others of its model."""
+    content = read("other-weights.json")
+    names = {"gsm8k_heldout": "GSM8K", "kinds": "twelve kinds"}
+    columns = [f"{name}, {drawn}" for name in names.values() for drawn in ("greedy", "temperature 0.7")]
+    lines = [f"| weights | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for weights, found in content["weights"].items():
+        cells = [
+            f"{each['tokens_per_forward']:.2f} ({each['before_loops']['tokens_per_forward']:.2f})"
+            for file in names
+            for each in (found[f"{file}, {temperature}"] for temperature in (0.0, 0.7))
+        ]
+        lines.append(f"| {weights} | {' | '.join(cells)} |")
+    machine = content["machine"]
+    lines.append(f"\nTokens per forward (before an answer begins to loop). {machine['device']}, {machine['date']}.")
+    return "\n".join(lines)
+
+
 def activations() -> str:
     """Ours and llama.cpp against float32 of the same file, and the sums that each gets right."""
     content = read("activations.json")

@@ -41,16 +41,18 @@ class Crowd {
     return is_alone_ ? 1 : wanted;
   }
   void waited(Clock::duration time) { waited_in_run_ += time; }
-  // Within a run: has so much been lost that the rest is quicker alone?
-  bool is_lost() const { return waited_in_run_ > kLost; }
+  // Within a run: has so much been lost that the rest is quicker alone? In a long run, as over a prompt, threads wait
+  // as long as that because their shares differ: only a large part of the run counts.
+  bool is_lost() const { return waited_in_run_ > kLost && waited_in_run_ * 3 > Clock::now() - started_; }
 
   void end() {
     if (is_alone_) return;
+    const bool lost = is_lost();
     waited_ += waited_in_run_;
     ran_ += Clock::now() - started_;
-    if (!is_lost() && ++runs_ < kRuns) return;
-    // Rest longer each time that another try shows the same.
-    if (is_lost() || waited_ * 3 > ran_) left_ = rest_ = std::min(2 * rest_, kMaxRest);
+    if (!lost && ++runs_ < kRuns) return;
+    // Rest longer each time that another try shows the same; a single hitch of the system costs little.
+    if (lost || waited_ * 3 > ran_) left_ = rest_ = std::min(2 * rest_, kMaxRest);
     else rest_ = kMinRest / 2;
     waited_ = ran_ = {};
     runs_ = 0;
@@ -58,7 +60,7 @@ class Crowd {
 
  private:
   static constexpr std::chrono::milliseconds kLost{8};
-  static constexpr int kRuns = 8, kMinRest = 32, kMaxRest = 512;
+  static constexpr int kRuns = 8, kMinRest = 2, kMaxRest = 512;
   Clock::time_point started_;
   Clock::duration waited_in_run_{}, waited_{}, ran_{};  // the last two over `runs_` runs
   int runs_ = 0, left_ = 0, rest_ = kMinRest / 2;       // left: runs until the others are tried again
