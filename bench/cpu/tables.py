@@ -206,8 +206,8 @@ def activations() -> str:
                 f"{_share(agreement)} | {each['largest']:.2g} | {_share(right) if right else ''} |"
             )
     lines.append(
-        f"\nMeans with intervals of 95 %, over {drifts['texts']} texts of {drifts['tokens']} tokens and {solved['sums']} "
-        f"sums. {drifts['machine']['processor']}, {drifts['machine']['date']}."
+        f"\nMeans with intervals of 95 %, over {drifts['texts']} texts of {drifts['tokens']} tokens and "
+        f"{solved['sums']} sums. {drifts['machine']['processor']}, {drifts['machine']['date']}."
     )
     return "\n".join(lines)
 
