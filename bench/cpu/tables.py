@@ -174,6 +174,17 @@ def drift() -> str:
     return "\n".join(lines)
 
 
+def llama_bench() -> str:
+    """llama.cpp and a fork of it by their own benchmark, beside ours."""
+    content = read("llama-bench.json")
+    lines = ["| tokens/s | prompt of 512 tokens | 128 tokens, one at a time |", "|---|---|---|"]
+    for name, (prompt, answer) in content["tokens_per_s"].items():
+        lines.append(f"| {name} | {prompt:,.0f} | {answer:,.0f} |")
+    about = content["machine"]
+    lines.append(f"\nMedians, {content['gguf']}. {about['processor']}, {about['threads']} threads, {about['date']}.")
+    return "\n".join(lines)
+
+
 def other_weights() -> str:
     """The shipped adapter's tokens per forward on the weights that it was trained on, and on others of its model."""
     content = read("other-weights.json")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Stored
 
-from bench.cpu import beside, parts, prompts, requantise
+from bench.cpu import beside, llama_bench, parts, prompts, requantise
 from bench.cpu.activations import drift, mean_with_interval
 from bench.cpu.peers import LLAMA, Answer
 from bench.cpu.run import choose_model
@@ -92,3 +92,11 @@ def test_busy_processes_run_while_it_is_measured(monkeypatch: pytest.MonkeyPatch
     assert found["now"]["2"] == {"tokens_per_s": 100.0, "spread": [100.0, 100.0], "first_seconds": 0.5}
     with beside.busy_processes(1):
         assert started[-1].poll() is None
+
+
+def test_what_llama_bench_says_is_read(tmp_path: Path) -> None:
+    said = tmp_path / "said.json"
+    said.write_text('[{"n_prompt": 512, "n_gen": 0, "avg_ts": 2000.5}, {"n_prompt": 0, "n_gen": 128, "avg_ts": 300.0}]')
+    assert llama_bench.theirs(["sh", "-c", f"cat {said}"], tmp_path, 2) == (2000.5, 300.0)
+    with pytest.raises(InputError, match="ended with status 3"):
+        llama_bench.theirs(["sh", "-c", "exit 3"], tmp_path, 2)
