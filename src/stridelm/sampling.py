@@ -225,11 +225,15 @@ def noise_key(seed: int, choice: int) -> int:
 
 def gumbel_rows(seeds_B: Array, positions_B: Array, size: int, choices_B: Array | int = 0) -> Array:
     """`gumbel_of` token ids 0 .. size - 1 for many rows at once (int64, seeds by way of `arrays.signed`): B x size."""
+    return gumbel_among(seeds_B, positions_B, arrays.count_up(0, size, seeds_B)[None], choices_B)
+
+
+def gumbel_among(seeds_B: Array, positions_B: Array, tokens_BN: Array, choices_B: Array | int = 0) -> Array:
+    """The same for some token ids of each row: B x N."""
     key_B = seeds_B
     for part in (0, choices_B, positions_B):  # behind the seed
         key_B = _mix_words(key_B + part + arrays.signed(GOLDEN))
-    counter_V = arrays.count_up(1, size + 1, seeds_B)
-    return _as_gumbel(_mix_words(counter_V * arrays.signed(GOLDEN) + key_B[:, None]))
+    return _as_gumbel(_mix_words((tokens_BN + 1) * arrays.signed(GOLDEN) + key_B[:, None]))
 
 
 def _as_gumbel(bits: Array) -> Array:
