@@ -15,8 +15,9 @@ from stridelm.models.preview import adapter_folder
 from stridelm.params import InputError
 from stridelm.prompts import PromptLine
 from stridelm.settings import LoadSettings
-from stridelm.train.acceptance import MaskReader, Measure, total
+from stridelm.train.acceptance import Measure, total
 from stridelm.train.answers import greedy_answers
+from stridelm.train.students.readers import MaskReader
 from stridelm.train.students.student import Student
 
 Progress = Callable[[str], None]

@@ -10,7 +10,6 @@ import argparse
 import platform
 import sys
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,20 @@ from stridelm.draft.ngram import SHORTEST_MATCH, longest_match
 from stridelm.models.adapter import check_base, load_adapter
 from stridelm.prompts import PromptLine, read_prompts
 from stridelm.settings import LoadSettings
-from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader, Reader, Tally, total
+from stridelm.train.acceptance import Measure, Tally, total
 from stridelm.train.answers import greedy_answers
+from stridelm.train.chain_scorer import Noise
 from stridelm.train.rollouts import Text
+from stridelm.train.students.readers import (
+    CHAIN,
+    Form,
+    HeadsReader,
+    Judge,
+    MaskReader,
+    ModelReader,
+    Reader,
+    right_tokens,
+)
 from stridelm.train.students.student import Student
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -41,14 +51,15 @@ class NgramReader:
     """Look-up in the text so far, as the decoder `ngram` does it."""
 
     drafts = DRAFTS
+    forms: tuple[Form, ...] = CHAIN
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def __call__(self, ids_BT: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    def __call__(self, ids_BT: torch.Tensor, noise: Noise | None = None) -> Judge:
         texts = ids_BT.cpu().numpy()
 
-        def propose(anchors_B1: torch.Tensor) -> torch.Tensor:
+        def judge(anchors_B1: torch.Tensor) -> torch.Tensor:
             found_BK = np.full((len(texts), self.drafts), -2)  # no token: what is not proposed is not right
             for row, anchor in enumerate(anchors_B1[:, 0].tolist()):
                 known = texts[row, : anchor + 2]  # up to the newest token
@@ -56,9 +67,10 @@ class NgramReader:
                 if length >= SHORTEST_MATCH:
                     draft = known[place : place + min(self.drafts, length)]
                     found_BK[row, : len(draft)] = draft
-            return torch.from_numpy(found_BK)
+            drafts_BK = torch.from_numpy(found_BK).to(ids_BT.device)
+            return (drafts_BK == right_tokens(ids_BT, anchors_B1, self.drafts))[:, None]
 
-        return propose
+        return judge
 
 
 def main() -> None:

@@ -24,8 +24,9 @@ from stridelm.models.mask_token import MASKS_KEY
 from stridelm.models.preview import MASK_KEY
 from stridelm.prompts import PromptLine
 from stridelm.settings import NO_ADAPTER, PLAIN
-from stridelm.train.acceptance import MaskReader, Measure, total
+from stridelm.train.acceptance import Measure, total
 from stridelm.train.rollouts import Text
+from stridelm.train.students.readers import MaskReader
 from tiny import load_tiny, random_adapter, save_tiny
 
 PROMPTS = ["abcabcabd abc", "The quick brown fox jumps", "x", "1 2 3 4", "hello", "why so?", "z" * 50]

@@ -75,10 +75,15 @@ def counting_prompts(count: int, max_tokens: int = 40) -> list[RolloutPrompt]:
 
 
 def answered(checkpoint: Checkpoint, prompts: list[RolloutPrompt]) -> list[Text]:
-    """The model's own greedy answers."""
+    """The model's own answers."""
     answers = dict(RolloutEngine(checkpoint, 32, 64).run(prompts))
     return [
-        Text(np.array([*prompt.tokens, *answers[index]], dtype=np.int32), len(prompt.tokens))
+        Text(
+            np.array([*prompt.tokens, *answers[index]], dtype=np.int32),
+            len(prompt.tokens),
+            prompt.temperature,
+            prompt.seed,
+        )
         for index, prompt in enumerate(prompts)
     ]
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from stridelm.api import LanguageModel
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.models.adapter import save_adapter
-from stridelm.train.acceptance import MaskReader, Measure, Tally, Walk, total
+from stridelm.train.acceptance import Measure, Summary, Tally, Walk, form_name, measure_forms, total
 from stridelm.train.rollout_engine import RolloutPrompt
 from stridelm.train.rollouts import Text
+from stridelm.train.students.readers import Form, MaskReader
 from stridelm.train.students.student import Student
 from stridelm.train.trainer import Trainer
 from tiny import FAMILIES, load_tiny, random_adapter
@@ -111,14 +113,18 @@ def tallies_of(measure: Measure, texts: list[Text]) -> list[Tally]:
 
 
 def assert_engine_walks_alike(
-    model: LanguageModel, measure: Measure, prompts: list[RolloutPrompt], texts: list[Text]
+    model: LanguageModel,
+    measure: Measure,
+    prompts: list[RolloutPrompt],
+    texts: list[Text],
+    tree: int | None = None,
 ) -> list[Tally]:
     assert model.gate is not None
     tallies = tallies_of(measure, texts)
     for prompt, text, tally in zip(prompts, texts, tallies, strict=True):
         words = str(model.target.tokenizer.decode(list(prompt.tokens)))
-        params = SamplingParams(max_tokens=prompt.max_tokens)
-        result = model.generate(words, params, decoder=self_at_every_node(model, model.gate.k), raw=True)
+        settings = self_at_every_node(model, model.gate.k, tree)
+        result = model.generate(words, prompt.params, decoder=settings, raw=True)
         assert list(result.token_ids) == text.tokens[len(prompt.tokens) :].tolist()
         assert (result.stats.tokens, result.stats.forwards) == (tally.tokens, tally.forwards)
     return tallies
@@ -159,6 +165,63 @@ def test_the_engine_takes_the_same_walk_with_a_trained_adapter(family: str, coun
     assert whole.tokens_per_forward > 1.5
     assert 0 < whole.accepted[0] < whole.reached[0] and whole.accepted[-1] > 0
     assert {text.tokens[-1] in target.eos_ids for text in texts} == {True, False}
+
+
+def seeded(prompts: list[RolloutPrompt], temperature: float) -> list[RolloutPrompt]:
+    return [replace(prompt, temperature=temperature, seed=2**40 + number) for number, prompt in enumerate(prompts)]
+
+
+def reader_of(conversion: Conversion, *forms: Form) -> MaskReader:
+    checkpoint = conversion.checkpoint
+    student = Student.of(checkpoint.network, conversion.adapter)
+    return MaskReader(checkpoint.network, student, forms=forms, ends=checkpoint.eos_ids)
+
+
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, 4), (0.0, 9), (0.7, None), (0.7, 6), (1.5, None), (1.5, 12)])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_engine_takes_the_same_walk_in_trees_and_with_seeds(
+    family: str, temperature: float, tree: int | None, counting: Counting
+) -> None:
+    """With the candidates that the engine has."""
+    conversion = counting(family)
+    target = load_tiny(Path(conversion.checkpoint.name))
+    model = assembled(target, None, LoadSettings(cache_tokens=4096), attach(target.network, conversion.adapter))
+    prompts = [*counting_prompts(4), *counting_prompts(4, 8)]
+    prompts += [RolloutPrompt(tuple(model.encode(words)), 12) for words in TEXTS]
+    prompts = seeded(prompts, temperature)
+    texts = answered(conversion.checkpoint, prompts)
+    measure = Measure(reader_of(conversion, tree))
+    whole = total(assert_engine_walks_alike(model, measure, prompts, texts, tree))
+    assert 0 < whole.accepted[0] < whole.reached[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_forms_side_by_side_are_measured_as_each_alone(temperature: float, counting: Counting) -> None:
+    conversion = counting()
+    texts = answered(conversion.checkpoint, seeded(counting_prompts(8, 20), temperature))
+    texts = [replace(text, category="ab"[number % 2]) for number, text in enumerate(texts)]
+    student = Student.of(conversion.checkpoint.network, conversion.adapter)
+    found = measure_forms(conversion.checkpoint, student, {"some": texts[:5], "others": texts[5:]}, trees=(2, 40))
+    assert list(found) == ["some", "others"]
+    for name, part in (("some", texts[:5]), ("others", texts[5:])):
+        for form in (None, 2, 40):
+            tallies = tallies_of(Measure(reader_of(conversion, form)), part)
+            assert found[name][form_name(form)] == Summary.of(zip(part, tallies, strict=True)).entry
+    forwards = [found["some"][name]["forwards"] for name in ("tree of 2 rows", "chain", "tree of 40 rows")]
+    assert forwards == sorted(forwards, reverse=True)
+
+
+def test_what_comes_before_a_loop_is_counted_apart(counting: Counting) -> None:
+    """Steps whose first token lies before it, with all of their tokens."""
+    walk = Walk(10, 8, 2, 3)
+    for _ in range(3):
+        walk.step(np.array([True, False]))  # at 0, 1 and 3: two tokens each after the first
+    assert walk.tally.before_loops == [3, 2] and walk.tally.loops == 1
+    assert total([walk.tally, play(hits(".", "."), 5)]).before_loops == [5, 4]
+    text = answered(counting().checkpoint, counting_prompts(1, 3))[0]
+    looping = replace(text, tokens=np.concatenate([text.tokens, np.tile(text.tokens[-2:], 9)]))
+    (tally,) = tallies_of(Measure(reader_of(counting(), None)), [looping])
+    assert tally.loops == 1 and 0 < tally.before_loops[0] < tally.tokens
 
 
 def test_it_does_not_matter_which_texts_are_measured_together(
@@ -254,9 +317,29 @@ def test_the_table_shows_what_the_object_holds(acceptance: Call, measured: list[
     rows = [line.split() for line in done.out.splitlines()]
     for name, entry in (*told["categories"].items(), ("all", told)):
         rates = [f"{rate:.2f}" for rate in entry["acceptance_by_depth"]]
-        assert [name, f"{entry['tokens_per_forward']:.3f}", *rates] in rows
-    assert ["mean", "over", "categories", f"{told['mean_over_categories']:.3f}"] in rows
+        before = entry["before_loops"]["tokens_per_forward"]
+        assert [name, f"{entry['tokens_per_forward']:.3f}", f"{before:.3f}", *rates] in rows
+    means = [f"{told[name]:.3f}" for name in ("mean_over_categories", "mean_over_categories_before_loops")]
+    assert ["mean", "over", "categories", *means] in rows
     assert ["<=128", f"{told['tokens_per_forward']:.3f}", str(told["tokens"])] in rows
+
+
+def test_the_command_measures_trees_and_seeded_answers(acceptance: Call, measured: list[object]) -> None:
+    greedy, tree, wide, drawn, again, other = (
+        acceptance(*measured, "--json", *more).objects[0]
+        for more in (
+            (),
+            ("--tree", 2),
+            ("--tree", 30),
+            ("--temperature", 0.9),
+            ("--temperature", 0.9, "--seed", 0, "--batch", 2),
+            ("--temperature", 0.9, "--seed", 1, "--tree", 30),
+        )
+    )
+    assert greedy["tokens"] == tree["tokens"] == wide["tokens"] and (tree["tree"], greedy["tree"]) == (2, None)
+    assert wide["forwards"] <= greedy["forwards"] <= tree["forwards"]
+    assert drawn == again and (drawn["seed"], greedy["seed"]) == (0, None)
+    assert drawn["context"] != greedy["context"] != other["context"] != drawn["context"]
 
 
 def test_what_cannot_be_measured_is_told_in_one_line(
@@ -274,6 +357,13 @@ def test_what_cannot_be_measured_is_told_in_one_line(
         ([*measured, "--batch", 0], "--batch must be between 1"),
         ([*measured, "--batch", 5000], "--batch must be between 1 and 4096"),
         ([*measured, "--dtype", "int8"], "no dtype 'int8'"),
+        ([*measured, "--tree", 1], "--tree must be between 2 and 64 rows"),
+        ([*measured, "--tree", 65], "--tree must be between 2 and 64 rows"),
+        ([*measured, "--temperature", -1], "temperature must be 0 (greedy)"),
+        ([*measured, "--seed", 1], "--seed: greedy answers are not drawn"),
+        ([*measured, "--temperature", 1, "--seed", -1], "--seed must be between 0 and"),
+        (["--draft-model", model, "--prompts", measured[5], "--tree", 4], "--tree: a draft model writes chains"),
+        (["--draft-model", model, "--prompts", measured[5], "--temperature", 1], "measured on greedy answers only"),
     ]
     for arguments, said in cases:
         assert_refused(acceptance(*arguments), said)

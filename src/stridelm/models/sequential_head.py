@@ -13,6 +13,7 @@ available there or is too slow:
     backends/native/sequential.h, grow.h   the same trees in C++
     backends/gpu/draft_kernels.py          the same trees in Triton
     export/custom_generate/generate.py     a script that travels with an exported model, without StrideLM
+    train/chain_scorer.py                  trees of many texts at once, for measurements
 
 Shape letters: X chains, C model width, S state size, D depths.
 """

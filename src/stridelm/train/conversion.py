@@ -17,12 +17,13 @@ from stridelm.backends.torch.heads import HEADS, HeadsConfig, save_heads
 from stridelm.models.adapter import CONFIG as ADAPTER_FILE
 from stridelm.models.adapter import Adapter, check_takes_masks, save_adapter
 from stridelm.params import InputError
-from stridelm.train.acceptance import HeadsReader, MaskReader, Measure, ModelReader
+from stridelm.train.acceptance import Measure
 from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.parallel import Team, gather_state
 from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
 from stridelm.train.students.full_student import FullStudent, save_full
+from stridelm.train.students.readers import HeadsReader, MaskReader, ModelReader
 from stridelm.train.students.small_students import DraftStudent, HeadsStudent
 from stridelm.train.students.student import Student
 

@@ -43,10 +43,15 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt and its answer."""
+    """A prompt and its answer. The other fields are for measurements."""
 
     tokens: np.ndarray
     prompt_length: int
+    temperature: float = 0.0
+    """How the answer was drawn; 0 is greedy."""
+    seed: int = 0
+    category: str | None = None
+    """What kind of prompt it is."""
 
 
 @dataclass(frozen=True, slots=True)

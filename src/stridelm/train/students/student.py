@@ -269,8 +269,17 @@ class OutputHead:
     @torch.no_grad()
     def best(self, hidden_XC: torch.Tensor) -> torch.Tensor:
         """The likeliest token of each row, in chunks: the logits of all rows are never in memory at once."""
-        parts = hidden_XC.split(max(1, CHUNK_LOGITS // len(self.linear.weight)))
-        return torch.cat([self(part).argmax(dim=-1) for part in parts])
+        return torch.cat([self(part).argmax(dim=-1) for part in self.chunks(hidden_XC)])
+
+    @torch.no_grad()
+    def likeliest(self, hidden_XC: torch.Tensor, count: int) -> torch.Tensor:
+        """The `count` likeliest tokens of each row, best first, or all if there are fewer: X x N."""
+        count = min(count, len(self.linear.weight))
+        return torch.cat([self(part).topk(count).indices for part in self.chunks(hidden_XC)])
+
+    def chunks(self, hidden_XC: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Parts whose logits may be in memory at once."""
+        return hidden_XC.split(max(1, CHUNK_LOGITS // len(self.linear.weight)))
 
     @torch.no_grad()
     def _check(self, network: PreTrainedModel) -> None:
