@@ -103,7 +103,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--count", type=int, help="of each file, the first so many prompts")
-    parser.add_argument("--batch", type=int, default=512 if has_gpu else 64, help="answers written at once")
+    parser.add_argument("--batch", type=int, default=1024 if has_gpu else 64, help="answers written at once")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16" if has_gpu else "float32")
     parser.add_argument("--chains", type=Path, help="also write greedy chains of the first adapter to this file")

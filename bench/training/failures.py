@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--count", type=int, help="the first so many prompts")
     parser.add_argument("--max-tokens", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=512 if torch.cuda.is_available() else 64)
+    parser.add_argument("--batch", type=int, default=1024 if torch.cuda.is_available() else 64)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     parser.add_argument("--positions", type=Path, help="an .npz file for the columns: an entry per draft")
