@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stridelm.params import SamplingParams
-from stridelm.types import Array, Block, Commit, DraftTree, Output, Rows, Sequence
+from stridelm.types import Array, Block, Commit, DraftTree, GrownTree, Output, Rows, Sequence
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,15 @@ class Gate(Protocol):
     @property
     def k(self) -> int:
         """Tokens that a pass may propose: one more than there are masks in a chain."""
+        ...
+
+    @property
+    def tail(self) -> int:
+        """T: number of places behind the last mask of a chain of k - 1 that its output proposes, too."""
+        ...
+
+    def foretell(self, hidden_C: Array) -> Array:
+        """The outputs for these places, T x C, from the last mask's. Not called if there are none."""
         ...
 
     @property
@@ -88,15 +97,6 @@ class Greed:
     bias: Mapping[int, float]
     ends: frozenset[int]
     """Nodes with these tokens get no children."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrownTree:
-    tree: DraftTree
-    buds: list[int]
-    """Nodes, or ROOT, that the sequential head has read."""
-    states_BS: Array
-    """Its states after reading them."""
 
 
 class Heads(Protocol):

@@ -105,6 +105,17 @@ NO_DRAFT = DraftTree()
 
 
 @dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A tree that a backend grew from masks in one call."""
+
+    tree: DraftTree
+    buds: list[int]
+    """Nodes, or ROOT, that the sequential head has read."""
+    states_BS: Array
+    """Its states after reading them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One sequence's rows of one step: a chain of pending rows, a tree that hangs off the last of them, and chains of
     masks that hang off either."""

@@ -22,8 +22,8 @@ FIRST, LAST = 32, 64
 END = 256
 HELD_OUT = 12
 SETTINGS = TrainSettings(
-    k=4, rank=8, sequential_size=16, texts=8, length=40, anchors=12, steps=60, warmup=5, learning_rate=0.01,
-    evaluate_every=60, checkpoint_every=60,
+    k=4, rank=8, sequential_size=16, tail_heads=2, tail_size=16, texts=8, length=40, anchors=12,
+    steps=60, warmup=5, learning_rate=0.01, evaluate_every=60, checkpoint_every=60,
 )  # fmt: skip
 
 

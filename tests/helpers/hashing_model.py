@@ -96,7 +96,10 @@ class HashForward:
 class HashGate:
     """Keeps `contracts.Gate`, without a sequential head. Its masks foresee what greedy decoding writes."""
 
-    k, state_size = 5, 0
+    k, state_size, tail = 5, 0, 0
+
+    def foretell(self, hidden_C: np.ndarray) -> np.ndarray:
+        raise AssertionError("there are no tail heads")
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         raise AssertionError("no mask is deferred")

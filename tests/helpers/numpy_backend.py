@@ -27,7 +27,10 @@ def by_torch(function: Callable[..., Any], *given: Any) -> Any:
 
 class NumpyGate:
     def __init__(self, gate: Gate) -> None:
-        self.gate, self.k, self.state_size = gate, gate.k, gate.state_size
+        self.gate, self.k, self.state_size, self.tail = gate, gate.k, gate.state_size, gate.tail
+
+    def foretell(self, hidden_C: np.ndarray) -> np.ndarray:
+        return by_torch(self.gate.foretell, hidden_C)
 
     def start(self, chains: int) -> np.ndarray:
         return by_torch(self.gate.start, chains)

@@ -26,7 +26,8 @@ from transformers import (
 
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.backends.torch.heads import HeadsConfig, TorchHeads
-from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors, tail_tensors
+from stridelm.models.prediction_heads import PredictionHeads
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.settings import LoadSettings
 
@@ -131,7 +132,13 @@ def plain_network(folder: str) -> Any:
 
 
 def random_adapter(
-    checkpoint: Checkpoint, *, rank: int = 4, masks: int = 3, sequential_size: int = 8, seed: int = 0
+    checkpoint: Checkpoint,
+    *,
+    rank: int = 4,
+    masks: int = 3,
+    sequential_size: int = 8,
+    tail_heads: int = 2,
+    seed: int = 0,
 ) -> Adapter:
     """An adapter that knows nothing, but changes what mask rows say a lot."""
     network = AutoModelForCausalLM.from_pretrained(checkpoint.name, dtype=torch.float32)
@@ -150,6 +157,10 @@ def random_adapter(
     if sequential_size:
         for name, tensor in sequential_tensors(SequentialHead(width, sequential_size)).items():
             tensors[name] = 4 * draw(*tensor.shape)
+    tail_size = 8 if tail_heads else 0
+    if tail_heads:
+        for name, tensor in tail_tensors(PredictionHeads(width, tail_heads, tail_size)).items():
+            tensors[name] = draw(*tensor.shape)
     config = AdapterConfig(
         base=checkpoint.name,
         fingerprint=checkpoint.fingerprint,
@@ -162,6 +173,8 @@ def random_adapter(
         targets=tuple(targets),
         unadapted=(),
         sequential_size=sequential_size,
+        tail_heads=tail_heads,
+        tail_size=tail_size,
     )
     return Adapter(config, tensors)
 

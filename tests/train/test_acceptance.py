@@ -286,7 +286,7 @@ def test_the_command_counts_what_the_engine_needs(
         }
 
     def counts(entry: dict[str, Any]) -> dict[str, Any]:
-        assert len(entry["acceptance_by_depth"]) == 3
+        assert len(entry["acceptance_by_depth"]) == 5  # masks and tail heads
         return {name: entry[name] for name in expected("ones")}
 
     assert counts(told) == expected("ones", "twos", None)

@@ -27,6 +27,7 @@ BATCH = Batch(
 """Some chains reach beyond the end of their text."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "head": {"sequential_size": 6},
+    "tail heads": {"sequential_size": 6, "tail_heads": 2, "tail_size": 5},
     "no head": {"sequential_size": 0},
     "only with the head": {"sequential_size": 6, "plain_weight": 0.0},
     "all depths alike": {"sequential_size": 6, "plain_weight": 2.0, "depth_decay": 1.0},
@@ -35,12 +36,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(name: str = "head") -> TrainSettings:
-    return TrainSettings(k=5, rank=3, **SETTINGS[name])
+    given: dict[str, Any] = {"tail_heads": 0} | SETTINGS[name]
+    return TrainSettings(k=5, rank=3, **given)
 
 
 def distill(checkpoint: Checkpoint, settings: TrainSettings) -> ChainObjective:
     """With a student all of whose parts matter: at first, some are zero."""
-    student = Student(checkpoint.network, settings.rank, settings.masks, settings.state_size)
+    student = Student(
+        checkpoint.network, settings.rank, settings.masks, settings.state_size,
+        tail_heads=settings.tail, tail_size=settings.tail_size,
+    )  # fmt: skip
     random = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in trained(student):
@@ -67,6 +72,8 @@ def naive_loss(checkpoint: Checkpoint, student: Student, settings: TrainSettings
         teacher = network(ids[None], use_cache=False).logits[0].double().log_softmax(dim=-1)
         for anchor, longest in zip(BATCH.anchors_BA[text], longest_BA[text], strict=True):
             _, hidden = mask_row_outputs(network, adapter, ids[: anchor + 1].tolist(), settings.masks)
+            if student.tail is not None:
+                hidden = torch.cat([hidden, student.tail(hidden[-1:])[0]])
             head, state = student.sequential, torch.zeros(1, settings.state_size)
             for depth in range(1, longest + 1):
                 place = anchor + depth
@@ -91,7 +98,7 @@ def test_the_loss_equals_two_loops_written_out(family: str, name: str, trainable
     inputs = tensors(loss.inputs(BATCH, 3))
     # How deep each chain goes is drawn; that it is drawn well is another test's.
     drawn_BA = (inputs[2] > 0).sum(dim=-1).numpy()
-    longest_BA = drawn_BA if settings.random_k else np.full_like(drawn_BA, settings.masks)
+    longest_BA = drawn_BA if settings.random_k else np.full_like(drawn_BA, settings.drafts)
     with torch.no_grad():
         expected = naive_loss(trainable(family), loss.student, settings, longest_BA)
         assert float(loss(*inputs)) == pytest.approx(expected, rel=1e-4)
@@ -123,18 +130,21 @@ def test_parts_have_the_gradient_of_the_whole(name: str, trainable: Trainable, m
 @pytest.mark.parametrize("name", SETTINGS)
 def test_weights_sum_to_one_and_fall_with_the_depth(name: str, trainable: Trainable) -> None:
     settings = settings_of(name)
-    weights_XK = distill(trainable(), settings)._weights(BATCH, 5).reshape(-1, settings.masks)
+    weights_XK = distill(trainable(), settings)._weights(BATCH, 5).reshape(-1, settings.drafts)
     assert weights_XK.sum() == pytest.approx(1)
     assert (weights_XK[:, 0] == weights_XK.max()).all(), "every chain has a first mask that counts"
     ahead, behind = weights_XK[:, :-1], weights_XK[:, 1:]
     np.testing.assert_allclose(behind[behind > 0], settings.depth_decay * ahead[behind > 0], rtol=1e-5)
-    beyond = BATCH.anchors_BA.reshape(-1, 1) + np.arange(1, settings.k) + 1 >= np.repeat(BATCH.lengths_B, 4)[:, None]
+    beyond = (
+        BATCH.anchors_BA.reshape(-1, 1) + np.arange(1, settings.drafts + 1) + 1
+        >= np.repeat(BATCH.lengths_B, 4)[:, None]
+    )
     assert not weights_XK[beyond].any()
     assert settings.random_k or weights_XK[~beyond].all()
 
 
 def test_random_k_cuts_chains_anew_in_every_step(trainable: Trainable) -> None:
-    settings = TrainSettings(k=5, random_k=True, seed=3)
+    settings = TrainSettings(k=5, tail_heads=0, random_k=True, seed=3)
     loss = distill(trainable(), settings)
     batch = Batch(np.zeros((2, 64), dtype=np.int64), np.full(2, 64), np.full((2, 10), 8), np.full(2, 4))
     steps = [loss._weights(batch, step).reshape(20, -1) > 0 for step in range(400)]

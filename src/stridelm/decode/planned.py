@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stridelm import arrays
 from stridelm.contracts import Drafter
 from stridelm.decode.commit import decide_all, lawful, next_block, reads_on
 from stridelm.decode.cost import LARGEST, Cost
@@ -68,6 +69,8 @@ class Planned:
         self.cost, self.masks, self.drafters = cost, masks, drafters
         self.nodes, self.tolerance = nodes, tolerance
         self.longest = k - 1 if masks is not None else 0
+        self.places = self.longest + (masks.gate.tail if masks is not None and k == masks.gate.k else 0)
+        """Number of places that a chain of `longest` masks proposes tokens for."""
         self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
         self.needed_rows = 0
         # A backend that runs whole steps drafts from masks only. `auto` gives up optional drafters for that; decoders
@@ -81,7 +84,7 @@ class Planned:
             self.spare_rows = max(self.spare_rows, LARGEST_K)
         self.layers = tuple(sorted({layer for drafter in drafters for layer in drafter.layers}))
         self.calibrations = {is_sampled: Calibration() for is_sampled in (False, True)}
-        self.rates = DepthRates(self.longest)
+        self.rates = DepthRates(self.places)
         self.pace = Pace(cost(1))
         self.uses = [Use() for _ in drafters] if switches else []
         self.clock = Clock(cost(1))
@@ -214,14 +217,14 @@ class Planned:
     def _outlook(self, sequence: Sequence, state: _State, tree: DraftTree, others: int, sequences: int) -> Outlook:
         cost, rate, scale = self.cost, self._rate, self.clock.scale if sequences == 1 else 1.0
         pending = sequence.allowance
-        most = pending + len(tree) + (len(tree) + 1) * self.longest + 1
+        most = pending + len(tree) * (1 + self.longest) + self.places + 1
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
         if self._is_resting or _is_predicted(tree):  # if a prediction covers what comes next, masks are wasted rows
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
-        row_seconds = seconds[pending + 1 : pending + 1 + self.longest] - seconds[pending : pending + self.longest]
+        row_seconds = seconds[pending + 1 : pending + 1 + self.places] - seconds[pending : pending + self.places]
         row_seconds = [float(each) + scale * cost.level for each in row_seconds]
         gained = gains(acceptance, row_seconds, rate)
         left = [0.0]
@@ -229,8 +232,12 @@ class Planned:
             left = [*gained[len(state.chain.hidden_DC)][state.chain.used + 1 :], 0.0]
         return Outlook(
             rate, seconds, pending, self.mask_options, scale * cost.masks, scale * cost.mask_row,
-            [gained[masks] for masks in self.mask_options], left,
+            [gained[self._reach(masks)] for masks in self.mask_options], left,
         )  # fmt: skip
+
+    def _reach(self, masks: int) -> int:
+        """Number of places that a chain of so many masks proposes tokens for."""
+        return self.places if masks == self.longest else masks
 
     def _calibration(self, sequence: Sequence) -> Calibration:
         return self.calibrations[sequence.params.temperature > 0]
@@ -296,6 +303,10 @@ class Planned:
             rows = block.mask_outputs(path[nearest])
             hidden_DC = output.hidden_WC[rows]
             logits_DV = self.masks.gate.score(hidden_DC) if block.defers_masks else output.logits_WV[rows]
+            if self._reach(block.masks) > block.masks:
+                further_TC = self.masks.gate.foretell(hidden_DC[-1])
+                hidden_DC = arrays.join([hidden_DC, further_TC])
+                logits_DV = arrays.join([logits_DV, self.masks.gate.score(further_TC)])
             state.chain = Chain(logits_DV, hidden_DC, top=self.masks.gate.top)
             self.masks.advance(state.chain, list(commit.tokens[nearest:]))
         elif state.chain is not None:

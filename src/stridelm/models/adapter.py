@@ -12,15 +12,19 @@ from transformers import PreTrainedConfig
 
 from stridelm.models.parts import Kind, check_tensors, load_part, save_part
 from stridelm.models.parts import check_base as check_base_of
+from stridelm.models.prediction_heads import PredictionHeads
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.params import InputError
 
 CONFIG = "adapter.json"
 GATED = Kind("adapter", CONFIG, "stridelm-gated-adapter")
+WITH_TAIL = Kind("adapter", CONFIG, "stridelm-gated-adapter", 2)
+"""With tail heads, which earlier releases do not know."""
 UNGATED = Kind("adapter", CONFIG, "stridelm-ungated-adapter")
 """All rows pass through it, so it changes the model: decoding runs the base with this adapter merged into it."""
 MASK_EMBEDDING = "mask_embedding"
 _SEQUENTIAL = "sequential_head."
+_TAIL = "tail_heads."
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class AdapterConfig:
     """Layers with weights, but without a low-rank part: the experts of a mixture."""
     sequential_size: int
     """The sequential head's state size; 0 if there is no such head."""
+    tail_heads: int = 0
+    """Number of prediction heads on the last mask of a chain, for the places behind it."""
+    tail_size: int = 0
+    """Their inner width."""
 
     @property
     def k(self) -> int:
@@ -57,7 +65,7 @@ class Adapter:
     """Settings and tensors, as they are on disk.
 
     `mask_embedding`: masks x width, one row per depth. `<target>.down`: rank x in. `<target>.up`: out x rank.
-    `sequential_head.*`: the state of a SequentialHead.
+    `sequential_head.*`: the state of a SequentialHead. `tail_heads.*`: that of PredictionHeads.
     """
 
     config: AdapterConfig
@@ -77,19 +85,36 @@ class Adapter:
         if not self.config.sequential_size:
             return None
         head = SequentialHead(self.config.width, self.config.sequential_size)
-        prefix = len(_SEQUENTIAL)
-        head.load_state_dict(
-            {name[prefix:]: tensor.float() for name, tensor in self.tensors.items() if name.startswith(_SEQUENTIAL)}
-        )
+        head.load_state_dict(self._below(_SEQUENTIAL))
         return head.requires_grad_(False)
+
+    def tail_heads(self) -> PredictionHeads | None:
+        """The heads on the last mask, likewise."""
+        if not self.config.tail_heads:
+            return None
+        heads = PredictionHeads(self.config.width, self.config.tail_heads, self.config.tail_size)
+        heads.load_state_dict(self._below(_TAIL))
+        return heads.requires_grad_(False)
+
+    def _below(self, prefix: str) -> dict[str, torch.Tensor]:
+        return {
+            name.removeprefix(prefix): tensor.float()
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
 
 
 def sequential_tensors(head: SequentialHead) -> dict[str, torch.Tensor]:
     return {f"{_SEQUENTIAL}{name}": tensor for name, tensor in head.state_dict().items()}
 
 
+def tail_tensors(heads: PredictionHeads) -> dict[str, torch.Tensor]:
+    return {f"{_TAIL}{name}": tensor for name, tensor in heads.state_dict().items()}
+
+
 def save_adapter(folder: Path, adapter: Adapter) -> None:
-    save_part(folder, GATED if adapter.is_gated else UNGATED, adapter.config, adapter.tensors)
+    kind = UNGATED if not adapter.is_gated else WITH_TAIL if adapter.config.tail_heads else GATED
+    save_part(folder, kind, adapter.config, adapter.tensors)
 
 
 _HINTS = {
@@ -105,15 +130,18 @@ def load_adapter(folder: Path) -> Adapter:
         found = next((hint for file, hint in _HINTS.items() if (folder / file).is_file()), None)
         hint = f" ({found})" if found else ""
         raise InputError(f"{folder}: no {CONFIG} there, so it is not a StrideLM adapter{hint}")
-    kind, config, tensors = load_part(folder, (GATED, UNGATED), AdapterConfig)
+    kind, config, tensors = load_part(folder, (GATED, WITH_TAIL, UNGATED), AdapterConfig)
     expected: dict[str, tuple[int | None, ...]] = {MASK_EMBEDDING: (config.masks, config.width)}
     for target in config.targets:
         expected |= {f"{target}.down": (config.rank, None), f"{target}.up": (None, config.rank)}
     if config.sequential_size:
         head = SequentialHead(config.width, config.sequential_size)
         expected |= {name: tuple(tensor.shape) for name, tensor in sequential_tensors(head).items()}
+    if config.tail_heads:
+        heads = PredictionHeads(config.width, config.tail_heads, config.tail_size)
+        expected |= {name: tuple(tensor.shape) for name, tensor in tail_tensors(heads).items()}
     check_tensors(folder, kind, tensors, expected)
-    return Adapter(config, tensors, is_gated=kind is GATED)
+    return Adapter(config, tensors, is_gated=kind is not UNGATED)
 
 
 def check_takes_masks(config: PreTrainedConfig) -> None:

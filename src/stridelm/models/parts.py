@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,7 +88,11 @@ def load_part(
                 f"{file}: is of format {found[0]} version {found[1]}, but this version of StrideLM reads "
                 f"{kinds[0].format} version {kinds[0].version}"
             )
-        known: dict[str, Any] = {field.name: entry[field.name] for field in fields(config_class)}  # type: ignore[arg-type]
+        known: dict[str, Any] = {
+            field.name: entry[field.name]
+            for field in fields(config_class)  # type: ignore[arg-type]
+            if field.name in entry or field.default is MISSING  # an earlier version has fewer
+        }
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
         config = config_class(**known)
         shards = [folder / name for name in entry["shards"]]

@@ -49,7 +49,10 @@ class Conversion:
 
 def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     network = checkpoint.network
-    student = Student(network, settings.rank, settings.masks, settings.state_size, is_gated=settings.gate == "mask")
+    student = Student(
+        network, settings.rank, settings.masks, settings.state_size,
+        tail_heads=settings.tail, tail_size=settings.tail_size, is_gated=settings.gate == "mask",
+    )  # fmt: skip
 
     def adapter() -> Adapter:
         return student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)

@@ -88,13 +88,13 @@ class ChainObjective(nn.Module):
     def _weights(self, batch: Batch, step: int) -> np.ndarray:
         """B x A x S: each slot's weight in the loss, with a sum of one. Slots beyond the text's end have weight 0."""
         settings = self.settings
-        depth_S = np.arange(self.first, settings.masks + 1)
+        depth_S = np.arange(self.first, settings.drafts + 1)
         weights_BAS = settings.depth_decay ** np.maximum(depth_S - 1.0, 0.0) * (
             batch.anchors_BA[..., None] + depth_S < batch.lengths_B[:, None, None] - 1
         )
         if settings.random_k:
             chance = np.random.default_rng([settings.seed, 2, step])
-            weights_BAS = weights_BAS * (depth_S < chance.integers(2, settings.k + 1))
+            weights_BAS = weights_BAS * (depth_S < chance.integers(2, settings.drafts + 2))
         return (weights_BAS / max(weights_BAS.sum(), 1e-9)).astype(np.float32)
 
     def forward(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_BAS: torch.Tensor) -> torch.Tensor:
@@ -104,12 +104,12 @@ class ChainObjective(nn.Module):
     def _loss(self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, weights_N: torch.Tensor) -> torch.Tensor:
         texts, hidden_NC = read_texts(self.teacher, ids_BT) if self._needs_teacher else (None, None)
         slots_XSC = self.student.slots(ids_BT, anchors_BA, texts, hidden_NC)
-        depth_S = torch.arange(self.first, self.settings.masks + 1, device=ids_BT.device)
+        depth_S = torch.arange(self.first, self.settings.drafts + 1, device=ids_BT.device)
         # A mask has the same position as the real row that it stands for: the teacher's prediction is read there.
         positions_BAS = anchors_BA[..., None] + depth_S
         width = ids_BT.shape[1]
         places_XS = flat_places(positions_BAS.clamp(max=width - 1), width).view(slots_XSC.shape[:2])
-        before_XK = ids_BT.flatten()[places_XS[:, -self.settings.masks :]]
+        before_XK = ids_BT.flatten()[places_XS[:, -self.settings.drafts :]]
         if self.settings.learns.needs_critic:
             assert texts is not None and hidden_NC is not None
             anchors_XC = hidden_NC[flat_places(anchors_BA, width)]
@@ -147,7 +147,7 @@ class ChainObjective(nn.Module):
     def _proposals(self, slots_XSC: torch.Tensor, anchors_XC: torch.Tensor) -> torch.Tensor:
         """X x K: the student's own tokens at the positions of its masks. The anchor proposes the first of them. The
         last mask's proposal is not needed: its position is behind all masks."""
-        masks_XKC = slots_XSC[:, -self.settings.masks :]
+        masks_XKC = slots_XSC[:, -self.settings.drafts :]
         first_X = self.head.best(slots_XSC[:, 0]) if self.student.judges_anchor else self.teacher_head.best(anchors_XC)
         embed, head = self.teacher.get_input_embeddings(), self.head
         proposed_XK = choose_along(
@@ -162,7 +162,7 @@ class ChainObjective(nn.Module):
         self, texts: TextPass, anchors_BA: torch.Tensor, anchors_XC: torch.Tensor, proposed_XK: torch.Tensor
     ) -> torch.Tensor:
         """The teacher's final hidden states at all slots when it reads the student's proposals behind the anchor."""
-        chains = ChainPass(texts, anchors_BA, self.settings.masks)
+        chains = ChainPass(texts, anchors_BA, self.settings.drafts)
         hidden = run(self.teacher, chains, chains.positions.reshape(1, -1), input_ids=proposed_XK.reshape(1, -1)).view(
             *proposed_XK.shape, -1
         )

@@ -138,11 +138,16 @@ class TrainSettings:
     k: int = 9
     """Tokens proposed per forward pass: a chain has k - 1 masks."""
     random_k: bool = False
-    """Draw a new k for every step, between 2 and --k; otherwise every step trains all masks of a chain."""
+    """Draw a new length of chains for every step, up to all drafts; otherwise every step trains whole chains."""
     rank: int = 56
     """Rank of the low-rank part that is added to each linear layer."""
     sequential_size: int | None = None
     """State size of the sequential head; 0 trains without one. By default 512; only gated adapters have this head."""
+    tail_heads: int | None = None
+    """Number of prediction heads on the last mask of a chain: they propose the tokens behind it, without a row each. By
+    default 4; only gated adapters have them."""
+    tail_size: int = 256
+    """Inner width of these heads."""
     plain_weight: float = 0.3
     """With a sequential head: weight of the additional loss on the drafts without the head."""
     depth_decay: float = 0.9
@@ -155,6 +160,8 @@ class TrainSettings:
     """Number of chains on a text of full length; shorter texts have proportionally fewer."""
     steps: int = 2000
     """Number of optimiser steps."""
+    up_rate: float = 4.0
+    """Factor on the learning rate of the second factors of the low-rank parts, which start at zero."""
     learning_rate: float | None = None
     """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero. By default 1e-3, for --mode full 1e-5."""
     warmup: int = 100
@@ -213,6 +220,18 @@ class TrainSettings:
         return self.heads if self.mode == "heads" else self.k - 1
 
     @property
+    def tail(self) -> int:
+        """Number of drafts behind the last mask."""
+        if self.tail_heads is not None:
+            return self.tail_heads
+        return _TAIL_HEADS if _is_gated(self) else 0
+
+    @property
+    def drafts(self) -> int:
+        """Number of drafts of a chain."""
+        return self.masks + self.tail
+
+    @property
     def labels_used(self) -> str:
         if self.labels is not None:
             return self.labels
@@ -244,6 +263,7 @@ class TrainSettings:
 
 _RATE, _FULL_RATE = 1e-3, 1e-5
 _SEQUENTIAL_SIZE = 512
+_TAIL_HEADS = 4
 
 
 def _is_gated(settings: TrainSettings) -> bool:
@@ -260,6 +280,9 @@ _APPLIES: dict[str, Callable[[TrainSettings], bool]] = {
     "rank": lambda settings: settings.mode == "adapter",
     "sequential_size": _is_gated,
     "plain_weight": _is_gated,
+    "tail_heads": _is_gated,
+    "tail_size": _is_gated,
+    "up_rate": lambda settings: settings.mode == "adapter",
     "depth_decay": lambda settings: settings.has_anchors,
     "anchors": lambda settings: settings.has_anchors,
     "self_prompts": lambda settings: not settings.learns.needs_answers,
@@ -277,7 +300,8 @@ _BOUNDS: list[tuple[str, float, float]] = [
     ("self_prompts", 0, 10**7), ("prompt_tokens", 4, 2**20), ("answers", 1, 1000), ("greedy_share", 0, 1),
     ("temperature", 0.01, 10), ("answer_tokens", 4, 2**20), ("rollout_batch", 1, 2**16), ("held_out", 1, 10**5),
     ("layers", 1, 4096), ("heads", 1, 63), ("head_size", 1, 2**16),
-    ("k", 2, 64), ("rank", 1, 4096), ("sequential_size", 0, 2**16), ("plain_weight", 0, 10), ("depth_decay", 0.1, 1),
+    ("k", 2, 64), ("rank", 1, 4096), ("sequential_size", 0, 2**16), ("tail_heads", 0, 63),
+    ("tail_size", 1, 2**16), ("up_rate", 0.01, 100), ("plain_weight", 0, 10), ("depth_decay", 0.1, 1),
     ("texts", 1, 2**16), ("length", 8, 2**20), ("anchors", 1, 2**16), ("steps", 1, 10**8), ("learning_rate", 1e-8, 1),
     ("warmup", 0, 10**7), ("clip", 1e-6, 1e6), ("seed", 0, 2**30), ("evaluate_every", 1, 10**8),
     ("checkpoint_every", 1, 10**8), ("threads", 0, 4096),

@@ -60,11 +60,8 @@ class Trainer:
         self.parameters = {n: p for n, p in self.student.named_parameters() if p.requires_grad}
         self.batches = Batches(rollouts.train, settings)
         self.held_out = [_shortened(text) for text in rollouts.held_out]
-        # A tensor, because on a GPU the whole step is captured once and replayed: a number would become a constant.
-        self.rate = torch.tensor(settings.peak_rate, device=self.teacher.device)
         self.optimiser = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=self.rate if on_gpu else settings.peak_rate,
+            self._groups(on_gpu),
             betas=(0.9, 0.95),
             weight_decay=0.0,
             fused=on_gpu,
@@ -109,12 +106,32 @@ class Trainer:
                 since = time.perf_counter()
         return evaluation or self._measured()
 
+    def _groups(self, on_gpu: bool) -> list[dict[str, Any]]:
+        """The trained parameters by the factor on their learning rate."""
+        by_factor: dict[float, list[torch.nn.Parameter]] = {}
+        for name, parameter in self.parameters.items():
+            # The second low-rank factors start at zero, and are late with the rate that suits the first (LoRA+).
+            factor = self.settings.up_rate if name.endswith(".up") else 1.0
+            by_factor.setdefault(factor, []).append(parameter)
+        rate = self.settings.peak_rate
+        # A tensor, because on a GPU the whole step is captured once and replayed: a number would become a constant.
+        return [
+            {
+                "params": group,
+                "factor": factor,
+                "lr": torch.tensor(rate, device=self.teacher.device) if on_gpu else rate,
+            }
+            for factor, group in by_factor.items()
+        ]
+
     def _step(self, step: int) -> torch.Tensor:
         """Run one step, which updates the weights. Returns its loss."""
-        if self.teacher.device.type == "cuda":
-            self.rate.fill_(self._rate(step))
-        else:
-            self.optimiser.param_groups[0]["lr"] = self._rate(step)
+        for group in self.optimiser.param_groups:
+            rate = self._rate(step) * group["factor"]
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         shares = (self.team.share(array) for array in self.objective.inputs(self.batches[step], step))
         inputs = [torch.from_numpy(array).to(self.teacher.device) for array in shares]
         return self.update(inputs[0].shape, *inputs).clone()

@@ -24,12 +24,20 @@ class TensorGate:
         self.k = adapter.config.k
         self.device = network.device
         self.embedding = network.get_input_embeddings()
+        tail = adapter.tail_heads()
+        self.tail = adapter.config.tail_heads
+        self._tail_heads = None if tail is None else tail.to(network.device)
         head = adapter.sequential_head()
         self.sequential_head = None if head is None else head.to(network.device)
         self.output_weight_VC = None if head is None else _output_weight(network)
         """The output matrix. Its rows turn what the sequential head adds into changes of tokens' logits."""
         self.score = Scorer(network)
         self.softcap = self.score.softcap
+
+    @torch.inference_mode()
+    def foretell(self, hidden_C: torch.Tensor) -> torch.Tensor:
+        assert self._tail_heads is not None
+        return self._tail_heads(hidden_C[None].float())[0].to(hidden_C.dtype)
 
     @property
     def state_size(self) -> int:

@@ -8,10 +8,11 @@ import numpy as np
 from stridelm.backends.native.library import Chain, Grown, Sequential, Workspace, library
 from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
-from stridelm.contracts import Greed, GrownTree
-from stridelm.types import MASKS, DraftTree
+from stridelm.contracts import Greed
+from stridelm.types import MASKS, DraftTree, GrownTree
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
+TAIL_UP, TAIL_DOWN = "tail.up", "tail.down"
 
 
 class NativeGate:
@@ -23,6 +24,11 @@ class NativeGate:
         self.k = int(notes["masks"]) + 1
         self.state_size = int(notes["sequential_size"])
         self._embedding_DC = adapter.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
+        self.tail = int(notes["tail_heads"])
+        if self.tail:
+            width, size = self._embedding_DC.shape[1], notes["tail_size"]
+            self._tail_up_JC = adapter.vector(TAIL_UP).reshape(-1, width)
+            self._tail_down_TCS = adapter.vector(TAIL_DOWN).reshape(self.tail, width, size)
         if self.state_size:
             matrices, bias = (adapter.matrix(name) for name in (READ, WRITE)), adapter.vector(READ_BIAS)
             self._sequential = Sequential(*matrices, address(bias), self.state_size)
@@ -30,6 +36,12 @@ class NativeGate:
     def embed(self, depths_M: np.ndarray) -> np.ndarray:
         """Embeddings of mask rows, by their depth in the chain (1 for the first)."""
         return np.ascontiguousarray(self._embedding_DC[np.minimum(depths_M, len(self._embedding_DC)) - 1])
+
+    def foretell(self, hidden_C: np.ndarray) -> np.ndarray:
+        """The outputs for the places behind the last mask: T x C."""
+        inner_TS = (self._tail_up_JC @ hidden_C).reshape(self.tail, -1)
+        inner_TS = inner_TS / (1 + np.exp(-inner_TS))
+        return hidden_C + np.einsum("ts,tcs->tc", inner_TS, self._tail_down_TCS)
 
     def start(self, chains: int) -> np.ndarray:
         return np.zeros((chains, self.state_size), np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from stridelm.backends.common.slots import SLOTS
-from stridelm.backends.native.gate import READ, READ_BIAS, WRITE
+from stridelm.backends.native.gate import READ, READ_BIAS, TAIL_DOWN, TAIL_UP, WRITE
 from stridelm.backends.native.model_source import DoesNotFit
 from stridelm.backends.native.packed_file import Packed, Writer, write
 from stridelm.backends.native.quantised_matrix import FOUR, GROUP, quantise
@@ -51,10 +51,15 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
             raise DoesNotFit(f"has no layer {min(left)}, which {given} changes")
         writer.vector(MASK_EMBEDDING, adapter.mask_embedding.float().numpy())
         _write_sequential_head(writer, adapter)
+        if (tail := adapter.tail_heads()) is not None:
+            writer.vector(TAIL_UP, tail.up_HSC.numpy())
+            writer.vector(TAIL_DOWN, tail.down_HCS.numpy())
         return {
             "parts": parts,
             "masks": adapter.config.masks,
             "sequential_size": adapter.config.sequential_size,
+            "tail_heads": adapter.config.tail_heads,
+            "tail_size": adapter.config.tail_size,
             "base": adapter.config.base,
             "fingerprint": adapter.config.fingerprint,
         }

@@ -1,46 +1,27 @@
-"""Prediction heads on the frozen model (Medusa): the module, and its format on disk.
+"""Prediction heads on the frozen model (Medusa), and their format on disk.
 
-Each head turns the final hidden state of a row, which the output head reads, into another one that goes through the
-same output head. Head i on the row at position n predicts the token at n + 1 + i; the model itself predicts n + 1.
-
-Shape letters: X rows, H heads, S size of a head, C model width.
+Head i on the row at position n predicts the token at n + 1 + i; the model itself predicts n + 1.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import nn
-from torch.nn import functional
-
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.models.parts import Kind, check_base, check_tensors, load_part, save_part
+from stridelm.models.prediction_heads import PredictionHeads
 from stridelm.models.target import Target
 from stridelm.params import InputError
 
 HEADS = Kind("heads", "heads.json", "stridelm-heads")
 
 
-class TorchHeads(nn.Module):
-    """Implements `contracts.Heads`. All heads in two products: h + down(silu(up h)). Initially each head predicts what
-    the model predicts for the next token."""
-
-    def __init__(self, width: int, heads: int, size: int) -> None:
-        super().__init__()
-        self.up_HSC = nn.Parameter(torch.randn(heads, size, width) / math.sqrt(width))
-        self.down_HCS = nn.Parameter(torch.zeros(heads, width, size))
+class TorchHeads(PredictionHeads):
+    """Implements `contracts.Heads`."""
 
     @property
     def k(self) -> int:
         """Tokens proposed per pass: the model's own, and one per head."""
-        return len(self.up_HSC) + 1
-
-    def forward(self, hidden_XC: torch.Tensor) -> torch.Tensor:
-        """Computed in the precision of the input."""
-        up_HSC, down_HCS = (factor.to(hidden_XC.dtype) for factor in (self.up_HSC, self.down_HCS))
-        inner_XHS = functional.linear(hidden_XC, up_HSC.flatten(0, 1)).unflatten(-1, up_HSC.shape[:2])
-        return hidden_XC[:, None] + torch.einsum("xhs,hcs->xhc", functional.silu(inner_XHS), down_HCS)
+        return len(self) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class MaskReader(_ChainReader):
         """`student` is a Student or a FullStudent. The text is read by the student if its real rows are trained,
         otherwise by the teacher. `ends`: tokens that end a text, for trees."""
         scorer = ChainScorer(student.network, student.sequential if with_sequential else None)
-        super().__init__(scorer, student.masks, forms, ends)
+        super().__init__(scorer, student.drafts, forms, ends)
         self.reads = student.network if student.judges_anchor else teacher
         self.student = student
 
@@ -95,7 +95,7 @@ class MaskReader(_ChainReader):
         texts, _ = read_texts(self.reads, ids_BT)
 
         def outputs_of(anchors_BF: torch.Tensor) -> torch.Tensor:
-            outputs_XKC = self.student.outputs(ChainPass(texts, anchors_BF, self.drafts))
+            outputs_XKC = self.student.outputs(ChainPass(texts, anchors_BF, self.student.masks))
             return outputs_XKC.unflatten(0, anchors_BF.shape)
 
         return outputs_of

@@ -20,8 +20,9 @@ from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenize
 
 from stridelm.backends.common.scorer import cap_of, capped
 from stridelm.backends.torch.attention import attend
-from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors
+from stridelm.models.adapter import MASK_EMBEDDING, Adapter, AdapterConfig, sequential_tensors, tail_tensors
 from stridelm.models.mask_token import MASK_TOKEN
+from stridelm.models.prediction_heads import PredictionHeads
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError
@@ -56,10 +57,19 @@ class Student(nn.Module):
     has_own_layers = False
 
     def __init__(
-        self, network: PreTrainedModel, rank: int, masks: int, sequential_size: int, *, is_gated: bool = True
+        self,
+        network: PreTrainedModel,
+        rank: int,
+        masks: int,
+        sequential_size: int,
+        *,
+        tail_heads: int = 0,
+        tail_size: int = 0,
+        is_gated: bool = True,
     ) -> None:
         super().__init__()
         self.masks, self.rank, self.is_gated = masks, rank, is_gated
+        self.drafts = masks + tail_heads
         self.judges_anchor = not is_gated
         shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
         self.network: PreTrainedModel = copy.deepcopy(network, memo=shared)
@@ -76,6 +86,7 @@ class Student(nn.Module):
         # Without a gate, one embedding for all depths: engines that run the merged model know only one mask token.
         self.mask_embedding = nn.Parameter(mean_C.expand(masks if is_gated else 1, -1).clone())
         self.sequential = SequentialHead(len(mean_C), sequential_size).to(mean_C.device) if sequential_size else None
+        self.tail = PredictionHeads(len(mean_C), tail_heads, tail_size).to(mean_C.device) if tail_heads else None
 
     def slots(
         self, ids_BT: torch.Tensor, anchors_BA: torch.Tensor, texts: TextPass | None, hidden_NC: torch.Tensor | None
@@ -91,8 +102,9 @@ class Student(nn.Module):
         return self.mask_embedding.to(self.network.dtype).expand(self.masks, -1)
 
     def outputs(self, chains: ChainPass) -> torch.Tensor:
-        """The final hidden states of all mask rows: X x K x C."""
-        return read_chains(self.network, chains, self.mask_rows())
+        """The final hidden states of all mask rows, and behind them what the tail heads make of the last: X x D x C."""
+        hidden_XKC = read_chains(self.network, chains, self.mask_rows())
+        return hidden_XKC if self.tail is None else torch.cat([hidden_XKC, self.tail(hidden_XKC[:, -1])], dim=1)
 
     def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
         """The trained parts, in the form in which they are saved."""
@@ -106,6 +118,8 @@ class Student(nn.Module):
             tensors[f"{target}.down"], tensors[f"{target}.up"] = layer.down.detach(), layer.up.detach()
         if self.sequential is not None:
             tensors |= sequential_tensors(self.sequential)
+        if self.tail is not None:
+            tensors |= tail_tensors(self.tail)
         config = AdapterConfig(
             base=base,
             fingerprint=fingerprint,
@@ -118,6 +132,8 @@ class Student(nn.Module):
             targets=self.targets,
             unadapted=self.unadapted,
             sequential_size=self.sequential.size if self.sequential is not None else 0,
+            tail_heads=0 if self.tail is None else len(self.tail),
+            tail_size=0 if self.tail is None else self.tail.up_HSC.shape[1],
         )
         return Adapter(config, tensors, is_gated=self.is_gated)
 
@@ -125,7 +141,10 @@ class Student(nn.Module):
     def of(cls, network: PreTrainedModel, adapter: Adapter) -> "Student":
         """The student that an adapter was saved from."""
         config = adapter.config
-        student = cls(network, config.rank, config.masks, config.sequential_size, is_gated=adapter.is_gated)
+        student = cls(
+            network, config.rank, config.masks, config.sequential_size,
+            tail_heads=config.tail_heads, tail_size=config.tail_size, is_gated=adapter.is_gated,
+        )  # fmt: skip
         wrong = sorted(set(student.targets) ^ set(config.targets))
         if wrong:
             raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
@@ -141,6 +160,10 @@ class Student(nn.Module):
             head = adapter.sequential_head()
             assert head is not None
             student.sequential.load_state_dict(head.state_dict())
+        if student.tail is not None:
+            heads = adapter.tail_heads()
+            assert heads is not None
+            student.tail.load_state_dict(heads.state_dict())
         return student.requires_grad_(False)
 
 
@@ -154,6 +177,7 @@ class MaskRows:
         """`masks`: the length of its chains."""
         assert not adapter.config.targets
         self.network, self.masks = network, masks
+        self.drafts = masks
         head = adapter.sequential_head()
         self.sequential = None if head is None else head.to(network.device)
         self._rows_KC = adapter.mask_embedding[:masks].to(network.device, network.dtype)
