@@ -42,6 +42,7 @@ from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
+from bench.training.form_tables import forms, long_runs, sweep_500  # noqa: E402
 
 FILES = (
     ROOT / "docs" / "training.md",
@@ -237,6 +238,7 @@ def serving() -> str:
 TABLES = {
     "objectives": objectives, "objectives cut short": objectives_cut_short, "unverified": unverified,
     "failures": failures, "drafters": drafters,
+    "sweep 500": sweep_500, "forms": forms, "forms long": long_runs,
     "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,

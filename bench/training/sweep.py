@@ -1,26 +1,64 @@
 """Short runs that differ in one setting each, on the same rollouts: which settings matter, and which way.
 
-    python bench/training/sweep.py --model smollm2 --prompts questions.jsonl --rollouts FOLDER --json sweep.json \
-        --base '{"steps": 300}' '{"rank": 16}' '{"sequential_size": 0}' ...
+    python bench/training/sweep.py --model smollm2 --prompts questions.jsonl --rollouts FOLDER --json sweep.json \\
+        --base '{"steps": 300}' [--seconds 180] [--measure bench/prompts/kinds.jsonl ...] '{"rank": 16}' '{"k": 5}' ...
 
 The first run has the base settings; every further argument changes some of them. All use the rollouts of the first.
+With --seconds every run trains for so long, its learning rate falling by the clock, and --base gives no steps. With
+--measure every run is measured on these prompts, too, chains and trees. Results are written as they come; a sweep that
+was stopped goes on behind its last whole run if it is given the same FILE.
 """
 
 import argparse
+import contextlib
 import json
+import math
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stridelm.backends.torch.checkpoint import load_checkpoint
-from stridelm.files import write_json
+from stridelm.files import read_json, write_json
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
-from stridelm.train.rollouts import RolloutStore
+from stridelm.train.acceptance import measure_forms
+from stridelm.train.answers import greedy_answers
+from stridelm.train.rollouts import RolloutStore, Text
 from stridelm.train.settings import TrainSettings
 from stridelm.train.trainer import Trainer
+
+ANSWER_TOKENS, ANSWERS_AT_ONCE = 200, 512
+ENDLESS = 10**7
+
+
+class TimeIsUp(Exception):
+    """The seconds of a run are over."""
+
+
+class TimedTrainer(Trainer):
+    """Ends by the clock: settings that make a step slower get fewer steps."""
+
+    seconds: float
+    finished = 0
+    _since: float | None = None
+
+    def _step(self, step: int) -> torch.Tensor:
+        if self._share() >= 1:
+            raise TimeIsUp
+        self.finished = step + 1
+        return super()._step(step)
+
+    def _rate(self, step: int) -> float:
+        if step < self.settings.warmup:  # compiles, which counts for nothing
+            return self.settings.peak_rate * (step + 1) / self.settings.warmup
+        self._since = self._since or time.perf_counter()
+        return self.settings.peak_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, self._share())))
+
+    def _share(self) -> float:
+        return 0.0 if self._since is None else (time.perf_counter() - self._since) / self.seconds
 
 
 def report(what: str, done: int, of: int) -> None:
@@ -28,7 +66,7 @@ def report(what: str, done: int, of: int) -> None:
         print(f"{what}: {done}/{of}", flush=True)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
@@ -36,32 +74,54 @@ def main() -> None:
     parser.add_argument("--rollouts", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--base", type=json.loads, default={})
+    parser.add_argument("--seconds", type=float, help="of training for each run, instead of a number of steps")
+    parser.add_argument("--measure", type=Path, nargs="*", default=[], metavar="PROMPTS")
     parser.add_argument("changes", type=json.loads, nargs="*")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.seconds is not None and "steps" in options.base:
+        parser.error("--seconds takes the place of the base's steps: leave one of them out")
     torch._dynamo.config.recompile_limit = 64  # every rank is a shape of its own
-    lines = read_prompts(options.prompts) if options.prompts else []
-    results: list[dict[str, object]] = []
-    rollouts = None
+    about = {"base": options.base, "seconds": options.seconds, "measured_on": [file.name for file in options.measure]}
+    known = read_json(options.json, "name another file with --json") if options.json.exists() else about | {"runs": []}
+    if about != {name: known.get(name) for name in about}:
+        parser.error(f"{options.json} holds a sweep of other settings: name another file")
+    runs: list[dict[str, Any]] = known["runs"]
     for changes in ({}, *options.changes):
-        settings = TrainSettings(**(options.base | changes))
-        # Loaded anew: a run compiles the layers of its own model.
-        checkpoint = load_checkpoint(options.model, LoadSettings(dtype=options.dtype), trainable=True)
-        if rollouts is None:
-            rollouts = RolloutStore(options.rollouts, checkpoint, lines, settings, report).make()
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(checkpoint, rollouts, settings, Path(folder), lambda entry: None)
-            measured = trainer.run().entry
-        results.append(
-            {
-                "changes": changes,
-                "steps": settings.steps,
-                **measured,
-                "seconds": round(time.perf_counter() - started, 1),
-            }
-        )
-        print(json.dumps(results[-1]), flush=True)
-        write_json(options.json, {"base": options.base, "runs": results})
+        if changes not in [run["changes"] for run in runs]:
+            runs.append({"changes": changes, **run(options, changes)})
+            print(json.dumps(runs[-1]), flush=True)
+            write_json(options.json, about | {"runs": runs})
+
+
+def run(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]:
+    endless = (
+        {} if options.seconds is None else {"steps": ENDLESS, "evaluate_every": ENDLESS, "checkpoint_every": ENDLESS}
+    )
+    settings = TrainSettings(**(options.base | changes | endless))
+    # Loaded anew: a run compiles the layers of its own model.
+    checkpoint = load_checkpoint(options.model, LoadSettings(dtype=options.dtype), trainable=True)
+    lines = read_prompts(options.prompts) if options.prompts else []
+    rollouts = RolloutStore(options.rollouts, checkpoint, lines, settings, report).make()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        given = checkpoint, rollouts, settings, Path(folder), lambda entry: None
+        if options.seconds is None:
+            trainer = Trainer(*given)
+            measured, steps = trainer.run().entry, settings.steps
+        else:
+            trainer = TimedTrainer(*given)
+            trainer.seconds = options.seconds
+            with contextlib.suppress(TimeIsUp):
+                trainer.run()
+            measured, steps = trainer._measured().entry, trainer.finished
+    found = {"steps": steps, **measured, "seconds": round(time.perf_counter() - started, 1)}
+    if options.measure:
+        texts: dict[str, list[Text]] = {}
+        for file in options.measure:
+            answers = greedy_answers(checkpoint, read_prompts(file), ANSWER_TOKENS, ANSWERS_AT_ONCE, report)
+            texts[file.name] = [text for _, text in sorted(answers.items())]
+        found["forms"] = measure_forms(checkpoint, trainer.student, texts)
+    return found
 
 
 if __name__ == "__main__":
