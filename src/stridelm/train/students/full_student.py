@@ -34,7 +34,7 @@ class FullStudent(nn.Module):
 
     def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, masks: int) -> None:
         super().__init__()
-        self.masks = masks
+        self.masks = self.drafts = masks
         self.network: Any = copy.deepcopy(network).float().requires_grad_(True)
         self.token: tuple[str, int] | None = None
         config = self.network.config
