@@ -25,7 +25,7 @@ from stridelm.backends.native.quantised_matrix import FOUR, GROUP, QuantisedMatr
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 
-VERSION = 5
+VERSION = 6
 """Increased when the stored format changes, so that models packed by an older version are packed again."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
