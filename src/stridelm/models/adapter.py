@@ -55,6 +55,12 @@ class AdapterConfig:
     tail_size: int = 0
     """Their inner width."""
 
+    def __post_init__(self) -> None:
+        for name in ("width", "rank", "masks", "sequential_size", "tail_heads", "tail_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
+
     @property
     def k(self) -> int:
         return self.masks + 1

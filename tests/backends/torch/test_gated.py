@@ -265,9 +265,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not text": (lambda folder: (folder / CONFIG).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
     "a list": (lambda folder: (folder / CONFIG).write_text("[]"), "cannot be read"),
     "another format": (lambda folder: edit_config(folder, format="lora"), "format lora"),
-    "a later version": (lambda folder: edit_config(folder, version=2), "version 2"),
+    "a later version": (lambda folder: edit_config(folder, version=3), "version 3"),
     "a field missing": (lambda folder: (folder / CONFIG).write_text('{"format": "stridelm-gated-adapter", '
                                                                    '"version": 1}'), "cannot be read"),
+    "tail heads in a version without": (lambda folder: edit_config(folder, version=1, tail_heads=0), "one too many"),
+    "tail heads that are no number": (lambda folder: edit_config(folder, tail_heads="two"), "tail_heads must be"),
     "a shard missing": (lambda folder: shard(folder).unlink(), "is missing: copy"),
     "a shard elsewhere": (lambda folder: edit_config(folder, shards=["../x.safetensors"]), "outside its folder"),
     "half a shard": (lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:2000]), "safetensors"),
