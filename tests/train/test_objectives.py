@@ -73,7 +73,13 @@ def critic(network: Any, prefix: torch.Tensor, proposed: list[int]) -> torch.Ten
 @pytest.mark.parametrize("sequential_size", [0, 6])
 def test_the_critic_of_a_gated_student(family: str, labels: str, sequential_size: int, trainable: Trainable) -> None:
     settings = TrainSettings(
-        k=K, rank=3, objective="online", labels=labels, sequential_size=sequential_size, depth_decay=0.8
+        k=K,
+        rank=3,
+        objective="online",
+        labels=labels,
+        sequential_size=sequential_size,
+        tail_heads=0,
+        depth_decay=0.8,
     )
     loss = distill(trainable(family), settings)
     checkpoint, student = trainable(family), loss.student

@@ -60,7 +60,7 @@ def test_metrics(whole: Path) -> None:
             assert entry["tokens_per_second"] == pytest.approx(128 * entry["steps_per_second"])
         else:
             assert 1 <= entry["tokens_per_forward"] <= SETTINGS["k"]
-            assert len(entry["acceptance"]) == SETTINGS["k"] - 1
+            assert len(entry["acceptance"]) == TrainSettings(**SETTINGS).drafts
 
 
 def test_card(whole: Path, arguments: list[str]) -> None:
@@ -121,7 +121,9 @@ def test_without_matplotlib_and_tensorboard(train: Call, monkeypatch: pytest.Mon
 
 
 def test_it_learns(train: Call) -> None:
-    larger = options(steps=60, learning_rate=0.02, rank=16, texts=8, anchors=16, checkpoint_every=60)
+    larger = options(
+        steps=60, learning_rate=0.02, up_rate=1, tail_heads=0, rank=16, texts=8, anchors=16, checkpoint_every=60
+    )
     assert train(*larger).status == 0
     losses = [entry["loss"] for entry in metrics(Path("run")) if "loss" in entry]
     assert losses[-1] < losses[0] / 2, losses
