@@ -285,6 +285,8 @@ class Forward {
   // silu(gate) * up on this thread's share, as the input of the next product. Panels of gate and up alternate, and the
   // share is whole groups of 32.
   void gate(int64_t row, const Share& share, const Layer& layer) {
+    // Without this, a thread with nothing to do would take part in an unfinished last group.
+    if (share.first == share.last) return;
     const float* from = products(row);
     float* to = input(row);
     for (int64_t panel = share.first; panel < share.last; panel += 2) {

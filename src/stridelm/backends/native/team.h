@@ -145,7 +145,7 @@ class Team {
   // By the first thread, before a barrier: do the others take part in what follows? After the barrier `threads` tells
   // all of them.
   void decide() {
-    if (crowd_.is_lost()) active_ = 1;
+    if (active_ > 1 && crowd_.is_lost()) active_ = 1;  // once: threads that leave still read it
   }
   int threads() const { return active_; }
 
