@@ -42,7 +42,7 @@ from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
-from bench.training.form_tables import forms, long_runs, sweep_500  # noqa: E402
+from bench.training.form_tables import forms, long_runs, sweep  # noqa: E402
 
 FILES = (
     ROOT / "docs" / "training.md",
@@ -68,15 +68,6 @@ def settings() -> str:
 def _rates(rates: list[float]) -> str:
     """Acceptance by depth."""
     return " ".join(f"{rate:.2f}" for rate in rates)
-
-
-def sweep() -> str:
-    lines = ["| changed | tokens per forward | acceptance by depth |", "|---|---|---|"]
-    for run in read("sweep-h200.json")["runs"]:
-        changed = ", ".join(f"`{name}` {value}" for name, value in run["changes"].items())
-        rates = _rates(run["acceptance"])
-        lines.append(f"| {changed or 'nothing'} | {run['tokens_per_forward']:.2f} | {rates} |")
-    return "\n".join(lines)
 
 
 def acceptance() -> str:
@@ -238,8 +229,9 @@ def serving() -> str:
 TABLES = {
     "objectives": objectives, "objectives cut short": objectives_cut_short, "unverified": unverified,
     "failures": failures, "drafters": drafters,
-    "sweep 500": sweep_500, "forms": forms, "forms long": long_runs,
-    "settings": settings, "sweep": sweep, "acceptance": acceptance, "conversion": conversion, "speed": speed,
+    "sweep 500": lambda: sweep("sweep-500-h200.json"), "forms": forms, "forms long": long_runs,
+    "settings": settings, "sweep": lambda: sweep("sweep-h200.json"),
+    "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
     "activations": activations, "forwards": forwards, "forward parts": forward_parts, "prompts": prompts,

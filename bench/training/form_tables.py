@@ -37,9 +37,10 @@ def long_runs() -> str:
     return forms_table({"measured": measured})
 
 
-def sweep_500() -> str:
+def sweep(file: str) -> str:
+    """The runs of a sweep."""
     lines = ["| changed | tokens per forward | acceptance by depth |", "|---|---|---|"]
-    for run in read("sweep-500-h200.json")["runs"]:
+    for run in read(file)["runs"]:
         changed = ", ".join(f"`{name}` {value}" for name, value in run["changes"].items())
         lines.append(f"| {changed or 'nothing'} | {run['tokens_per_forward']:.2f} | {_rates(run['acceptance'])} |")
     return "\n".join(lines)

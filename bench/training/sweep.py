@@ -86,14 +86,16 @@ def main(arguments: list[str] | None = None) -> None:
     if about != {name: known.get(name) for name in about}:
         parser.error(f"{options.json} holds a sweep of other settings: name another file")
     runs: list[dict[str, Any]] = known["runs"]
+    texts: dict[str, list[Text]] = {}
     for changes in ({}, *options.changes):
         if changes not in [run["changes"] for run in runs]:
-            runs.append({"changes": changes, **run(options, changes)})
+            runs.append({"changes": changes, **run(options, changes, texts)})
             print(json.dumps(runs[-1]), flush=True)
             write_json(options.json, about | {"runs": runs})
 
 
-def run(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]:
+def run(options: argparse.Namespace, changes: dict[str, Any], texts: dict[str, list[Text]]) -> dict[str, Any]:
+    """`texts`: the model's answers to the prompts that are measured; the first run writes them for all."""
     endless = (
         {} if options.seconds is None else {"steps": ENDLESS, "evaluate_every": ENDLESS, "checkpoint_every": ENDLESS}
     )
@@ -116,8 +118,7 @@ def run(options: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]:
             measured, steps = trainer._measured().entry, trainer.finished
     found = {"steps": steps, **measured, "seconds": round(time.perf_counter() - started, 1)}
     if options.measure:
-        texts: dict[str, list[Text]] = {}
-        for file in options.measure:
+        for file in [each for each in options.measure if each.name not in texts]:
             answers = greedy_answers(checkpoint, read_prompts(file), ANSWER_TOKENS, ANSWERS_AT_ONCE, report)
             texts[file.name] = [text for _, text in sorted(answers.items())]
         found["forms"] = measure_forms(checkpoint, trainer.student, texts)
