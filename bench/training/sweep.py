@@ -4,6 +4,8 @@
         --base '{"steps": 300}' [--seconds 180] [--measure bench/prompts/kinds.jsonl ...] '{"rank": 16}' '{"k": 5}' ...
 
 The first run has the base settings; every further argument changes some of them. All use the rollouts of the first.
+`seed` is that of training alone: the answers stay those of the base. '{"only_made_up": true}' leaves out the answers to
+the prompts file, which is what training without one gives.
 With --seconds every run trains for so long, its learning rate falling by the clock, and --base gives no steps. With
 --measure every run is measured on these prompts, too, chains and trees. Results are written as they come; a sweep that
 was stopped goes on behind its last whole run if it is given the same FILE.
@@ -13,8 +15,10 @@ import argparse
 import contextlib
 import json
 import math
+import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import torch
 
 from stridelm.backends.torch.checkpoint import load_checkpoint
 from stridelm.files import read_json, write_json
+from stridelm.models.encode import encode_prompt
 from stridelm.prompts import read_prompts
 from stridelm.settings import LoadSettings
 from stridelm.train.acceptance import measure_forms
@@ -32,6 +37,8 @@ from stridelm.train.trainer import Trainer
 
 ANSWER_TOKENS, ANSWERS_AT_ONCE = 200, 512
 ENDLESS = 10**7
+ONLY_MADE_UP = "only_made_up"
+"""A change that is no setting of training."""
 
 
 class TimeIsUp(Exception):
@@ -99,24 +106,34 @@ def run(options: argparse.Namespace, changes: dict[str, Any], texts: dict[str, l
     endless = (
         {} if options.seconds is None else {"steps": ENDLESS, "evaluate_every": ENDLESS, "checkpoint_every": ENDLESS}
     )
-    settings = TrainSettings(**(options.base | changes | endless))
+    changed = {name: value for name, value in changes.items() if name != ONLY_MADE_UP}
+    settings = TrainSettings(**(options.base | changed | endless))
     # Loaded anew: a run compiles the layers of its own model.
     checkpoint = load_checkpoint(options.model, LoadSettings(dtype=options.dtype), trainable=True)
     lines = read_prompts(options.prompts) if options.prompts else []
-    rollouts = RolloutStore(options.rollouts, checkpoint, lines, settings, report).make()
+    answered = replace(settings, seed=TrainSettings(**options.base).seed)
+    rollouts = RolloutStore(options.rollouts, checkpoint, lines, answered, report).make()
+    if changes.get(ONLY_MADE_UP):
+        given = {tuple(encode_prompt(checkpoint, line.prompt)) for line in lines}
+        made_up = [text for text in rollouts.train if tuple(text.tokens[: text.prompt_length].tolist()) not in given]
+        rollouts = replace(rollouts, train=made_up)
+    entries: list[dict[str, Any]] = []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        given = checkpoint, rollouts, settings, Path(folder), lambda entry: None
+        made = checkpoint, rollouts, settings, Path(folder), entries.append
         if options.seconds is None:
-            trainer = Trainer(*given)
+            trainer = Trainer(*made)
             measured, steps = trainer.run().entry, settings.steps
         else:
-            trainer = TimedTrainer(*given)
+            trainer = TimedTrainer(*made)
             trainer.seconds = options.seconds
             with contextlib.suppress(TimeIsUp):
                 trainer.run()
             measured, steps = trainer._measured().entry, trainer.finished
+    rates = [entry["steps_per_second"] for entry in entries if "steps_per_second" in entry]
     found = {"steps": steps, **measured, "seconds": round(time.perf_counter() - started, 1)}
+    if rates:
+        found["steps_per_second"] = round(statistics.median(rates), 2)
     if options.measure:
         for file in [each for each in options.measure if each.name not in texts]:
             answers = greedy_answers(checkpoint, read_prompts(file), ANSWER_TOKENS, ANSWERS_AT_ONCE, report)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bench.training import sweep
+from stridelm.train import rollouts as store
 from tiny import save_tiny
 
 BASE = {
@@ -42,6 +43,24 @@ def test_a_sweep_by_the_clock_goes_on_where_it_was_stopped(sweep_of: Any, monkey
     assert forms["chain"]["prompts_measured"] == 4 and "tree of 16 rows" in forms
     monkeypatch.setattr(sweep, "run", lambda *_: pytest.fail("nothing is left to run"))
     assert sweep_of("--seconds", "0.5", '{"rank": 3}', base=BASE) == whole
+
+
+def test_seeds_and_made_up_prompts_alone_share_the_rollouts(sweep_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[int, int]] = []
+
+    class Noted(sweep.Trainer):
+        def __init__(self, *given: Any) -> None:
+            trained.append((given[2].seed, len(given[1].train)))
+            super().__init__(*given)
+
+    monkeypatch.setattr(sweep, "Trainer", Noted)
+    monkeypatch.setattr(store, "made_up", lambda *_: iter(["name a", "name b", "go on", "sing", "why me", "dance"]))
+    base = BASE | {"steps": 2, "self_prompts": 6, "length": 64}
+    runs = sweep_of('{"seed": 1}', '{"only_made_up": true}', base=base)["runs"]
+    assert [run["changes"] for run in runs] == [{}, {"seed": 1}, {"only_made_up": True}]
+    (_, texts), (seed, same), (_, fewer) = trained
+    assert seed == 1 and same == texts == 9, "four given and six made up, less one that is held out"
+    assert fewer in (5, 6)
 
 
 def test_steps_and_seconds_exclude_each_other_and_files_of_other_sweeps_stay(sweep_of: Any) -> None:

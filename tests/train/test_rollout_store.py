@@ -235,7 +235,7 @@ def save_talker(folder: Path, chances: dict[str, float]) -> Path:
 
 SPACE = "Ġ"
 """As the tokenizer spells it."""
-SELF: dict[str, Any] = {"self_prompts": 12, "prompt_tokens": 40, "rollout_batch": 8}
+SELF: dict[str, Any] = {"self_prompts": 12, "prompt_tokens": 40, "openings": 0.0, "rollout_batch": 8}
 
 
 def load(folder: Path) -> Checkpoint:

@@ -42,7 +42,7 @@ class FakeEngine:
 def candidates(texts: dict[int, list[int]], tokenizer: Any) -> list[str]:
     engine: Any = FakeEngine(texts)
     seeds = range(min(texts), max(texts) + 1)
-    found = list(made_up(tokenizer, engine, seeds, LONGEST))
+    found = list(made_up(tokenizer, engine, seeds, LONGEST, 0.0))
     start = tuple(opening(tokenizer))
     assert engine.asked == [RolloutPrompt(start, LONGEST, temperature=1.0, seed=seed) for seed in seeds]
     return found
@@ -103,6 +103,27 @@ def test_without_a_chat_template_the_beginning_of_a_text_is_taken() -> None:
     assert all("on and on and on it goes on and on and on it goes".startswith(text) for text in found)
     short = [*tokenizer.encode("it has an end"), END]
     assert "it has an end" in candidates(dict.fromkeys(range(50), short), tokenizer)
+
+
+def test_a_share_of_prompts_begins_with_words_of_ours() -> None:
+    tokenizer = tokenizer_of(CHATML)
+    seeds = range(200)
+    rest = [*tokenizer.encode(" and so on?", add_special_tokens=False), END]
+    engine: Any = FakeEngine(dict.fromkeys(seeds, rest))
+    longest, start = 60, opening(tokenizer)
+    found = list(made_up(tokenizer, engine, seeds, longest, 0.4))
+    assert len(found) == len(seeds)
+    ours = [text.removesuffix("and so on?") for text in found if text != "and so on?"]
+    assert 50 < len(ours) < 110
+    assert 15 < sum(any(letter.isdigit() for letter in text) for text in ours) < len(ours) - 15, "half have numbers"
+    for prompt, text in zip(engine.asked, found, strict=True):
+        assert tokenizer.decode(prompt.tokens[len(start) :]).strip() == text.removesuffix("and so on?").strip()
+        assert len(prompt.tokens) - len(start) + prompt.max_tokens == longest
+    again: Any = FakeEngine(dict.fromkeys(seeds, rest))
+    assert list(made_up(tokenizer, again, seeds, longest, 0.4)) == found
+    assert list(made_up(tokenizer, again, range(100, 200), longest, 0.4)) == found[100:], "each seed has its own"
+    list(made_up(tokenizer, again, seeds, 4, 1.0))
+    assert max(len(prompt.tokens) for prompt in again.asked) < len(start) + 4, "words that leave no room are left out"
 
 
 def test_what_was_said_before_is_left_out() -> None:

@@ -174,7 +174,7 @@ class RolloutStore:
             size = max(batch, min(8 * batch, (self.self_prompts - len(texts)) * 4 // 3))
             self.report("making up prompts", len(texts), self.self_prompts)
             first = _SELF_SEED + self.settings.seed * 2**32 + sum(earlier["seeds"] for earlier in rounds)
-            found = made_up(tokenizer, engine, range(first, first + size), longest)
+            found = made_up(tokenizer, engine, range(first, first + size), longest, self.settings.openings)
             fresh = sift(filter(self._can_be_answered, found), sieve)
             texts += fresh
             rounds.append({"seeds": size, "texts": fresh})

@@ -123,6 +123,9 @@ class TrainSettings:
     """Number of prompts that the model makes up; by default 4096 without a prompts file, 0 with one."""
     prompt_tokens: int = 384
     """Maximum number of tokens of a prompt that the model makes up."""
+    openings: float = 0.4
+    """Fraction of these that begin with a few words of ours (half of word problems, half of requests), which the model
+    continues; the others it begins itself."""
     answers: int = 1
     """Number of answers per prompt."""
     greedy_share: float = 0.6
@@ -286,6 +289,7 @@ _APPLIES: dict[str, Callable[[TrainSettings], bool]] = {
     "depth_decay": lambda settings: settings.has_anchors,
     "anchors": lambda settings: settings.has_anchors,
     "self_prompts": lambda settings: not settings.learns.needs_answers,
+    "openings": lambda settings: not settings.learns.needs_answers,
     "prompt_tokens": lambda settings: not settings.learns.needs_answers,
     "answers": lambda settings: not settings.learns.needs_answers,
     "greedy_share": lambda settings: not settings.learns.needs_answers,
@@ -297,7 +301,8 @@ _APPLIES: dict[str, Callable[[TrainSettings], bool]] = {
 
 
 _BOUNDS: list[tuple[str, float, float]] = [
-    ("self_prompts", 0, 10**7), ("prompt_tokens", 4, 2**20), ("answers", 1, 1000), ("greedy_share", 0, 1),
+    ("self_prompts", 0, 10**7), ("prompt_tokens", 4, 2**20), ("openings", 0, 1), ("answers", 1, 1000),
+    ("greedy_share", 0, 1),
     ("temperature", 0.01, 10), ("answer_tokens", 4, 2**20), ("rollout_batch", 1, 2**16), ("held_out", 1, 10**5),
     ("layers", 1, 4096), ("heads", 1, 63), ("head_size", 1, 2**16),
     ("k", 2, 64), ("rank", 1, 4096), ("sequential_size", 0, 2**16), ("tail_heads", 0, 63),
@@ -308,7 +313,8 @@ _BOUNDS: list[tuple[str, float, float]] = [
 ]  # fmt: skip
 
 ROLLOUT_FIELDS = (
-    "self_prompts", "prompt_tokens", "answers", "greedy_share", "temperature", "answer_tokens", "held_out", "seed",
+    "self_prompts", "prompt_tokens", "openings", "answers", "greedy_share", "temperature", "answer_tokens", "held_out",
+    "seed",
 )  # fmt: skip
 """The settings that rollouts depend on: two runs with the same values can share rollouts."""
 
