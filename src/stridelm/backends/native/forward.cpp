@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "candidates.h"
+#include "draws.h"
 #include "forward.h"
 #include "grow.h"
 #include "key_values.h"
@@ -14,6 +15,15 @@
 #include "workspace.h"
 
 using namespace stride;
+
+namespace {
+
+Drawer& drawer() {
+  static thread_local Drawer drawer;
+  return drawer;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -56,6 +66,16 @@ void stride_add_scores(const Matrix* matrix, const int64_t* outputs, int64_t cou
 }
 
 void stride_top(const float* x, int64_t size, int64_t count, int64_t* places) { top(x, size, count, places); }
+
+// The token at `position` of a text, from a row of logits; -1 if all are -infinity.
+int64_t stride_draw(const float* logits, int64_t vocabulary, const DrawRules* rules, int64_t position) {
+  return drawer().draw(logits, vocabulary, *rules, position);
+}
+
+void stride_perturb(const int64_t* tokens, const float* logits, int64_t count, const DrawRules* rules, int64_t position,
+                    double* scores) {
+  drawer().perturb(tokens, logits, count, *rules, position, scores);
+}
 
 void stride_grow(const Model* model, const Sequential* head, const Chain* chain, const Grown* to, void* workspace) {
   TreeGrowth(*model, *head, *chain, *to, *static_cast<Workspace*>(workspace)).run();

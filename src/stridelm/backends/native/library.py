@@ -1,8 +1,8 @@
 """The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, key_values.h and products.h."""
+of model.h, key_values.h, products.h and draws.h."""
 
 import ctypes
-from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,14 @@ class Sequential(ctypes.Structure):
     _fields_ = (("read", Matrix), ("write", Matrix), ("bias", c_void_p), ("size", c_int64))
 
 
+class DrawRules(ctypes.Structure):
+    _fields_ = (
+        *((name, c_double) for name in ("temperature", "top_p", "min_p")),
+        ("top_k", c_int64),
+        ("key", c_uint64),
+    )
+
+
 class Chain(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("depth", "candidates", "branches", "vocabulary", "logits_stride", "before")),
@@ -127,9 +135,15 @@ def bind(made: Path) -> Any:
     bound.stride_read_chain.argtypes = [POINTER(Model), POINTER(Sequential), c_void_p, c_int64, *[c_void_p] * 5]
     bound.stride_add_scores.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     bound.stride_top.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
+    bound.stride_draw.argtypes = [c_void_p, c_int64, POINTER(DrawRules), c_int64]
+    bound.stride_draw.restype = c_int64
+    bound.stride_perturb.argtypes = [c_void_p, c_void_p, c_int64, POINTER(DrawRules), c_int64, c_void_p]
     bound.stride_grow.argtypes = [POINTER(Model), POINTER(Sequential), POINTER(Chain), POINTER(Grown), c_void_p]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
-    for name in ("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "grow", "unpack", "move"):
+    for name in (
+        *("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "perturb", "grow", "unpack"),
+        "move",
+    ):
         getattr(bound, f"stride_{name}").restype = None
     return bound
 

@@ -1,0 +1,101 @@
+// The largest numbers of a long row, such as logits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "lanes.h"
+
+namespace stride {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Keeps its memory from row to row. The row itself stays where it is. NaNs count as missing.
+class Peaks {
+ public:
+  void look(const float* x, int64_t size) {
+    x_ = x, size_ = size, has_nan_ = false;
+    const int64_t whole = size / kLanes * kLanes;
+    for (int64_t i = 0; i < kLanes; i++) tail_[i] = whole + i < size ? x[whole + i] : -kInfinity;
+    best_of_blocks_.clear();
+    Floats all = broadcast(-kInfinity), most = all;
+    each_vector([&](int64_t i, Floats numbers) {
+      most = maximum(numbers, most);  // of a NaN and a number, the second
+      has_nan_ |= any_nan(numbers, numbers);
+      if (i / kLanes % kTile != kTile - 1 && i + kLanes < size) return;
+      best_of_blocks_.resize(best_of_blocks_.size() + kLanes);
+      store(&best_of_blocks_[best_of_blocks_.size() - kLanes], most);
+      all = maximum(all, most);
+      most = broadcast(-kInfinity);
+    });
+    best_ = largest_of(all);
+  }
+
+  int64_t size() const { return size_; }
+  float operator[](int64_t i) const { return x_[i]; }
+  float best() const { return best_; }
+  bool has_nan() const { return has_nan_; }
+
+  // The first of the largest numbers.
+  int64_t first_best() const {
+    const Floats best = broadcast(best_);
+    for (int64_t i = 0; i + kLanes <= size_; i += kLanes)
+      if (const uint32_t lanes = at_least(load(x_ + i), best)) return i + __builtin_ctz(lanes);
+    const int64_t whole = size_ / kLanes * kLanes;
+    return whole + __builtin_ctz(at_least(load(tail_), best));
+  }
+
+  // The `count`-th largest number; -infinity if there are not as many.
+  float largest(int64_t count) {
+    // The best of as many blocks are as many numbers, so none of the largest is below the least of these.
+    float least = -kInfinity;
+    if (count <= static_cast<int64_t>(best_of_blocks_.size())) {
+      found_ = best_of_blocks_;
+      least = select(count);
+    }
+    found_.clear();
+    each_from(least, [&](int64_t i) { found_.push_back(x_[i]); });
+    return static_cast<int64_t>(found_.size()) < count ? -kInfinity : select(count);
+  }
+
+  // Visit each number that is at least `least`, by its index, in rising order.
+  template <class Visit>
+  void each_from(float least, Visit visit) const {
+    const Floats bound = broadcast(least);
+    each_vector([&](int64_t i, Floats numbers) {
+      for (uint32_t lanes = at_least(numbers, bound); lanes != 0; lanes &= lanes - 1) {
+        const int64_t at = i + __builtin_ctz(lanes);
+        if (at < size_) visit(at);
+      }
+    });
+  }
+
+  // Visit a vector of numbers after the other, by its first index; the last one is filled up with -infinity.
+  template <class Visit>
+  void each_vector(Visit visit) const {
+    int64_t i = 0;
+    for (; i + kLanes <= size_; i += kLanes) visit(i, load(x_ + i));
+    if (i < size_) visit(i, load(tail_));
+  }
+
+ private:
+  // A block is the numbers of one lane in this many vectors: no vector need be taken apart.
+  static constexpr int64_t kTile = 32;
+
+  float select(int64_t count) {
+    std::nth_element(found_.begin(), found_.begin() + (count - 1), found_.end(), std::greater<float>());
+    return found_[count - 1];
+  }
+
+  const float* x_ = nullptr;
+  int64_t size_ = 0;
+  float best_ = -kInfinity;
+  bool has_nan_ = false;
+  std::vector<float> best_of_blocks_, found_;
+  alignas(64) float tail_[kLanes];
+};
+
+}  // namespace stride
