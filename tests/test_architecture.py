@@ -9,7 +9,19 @@ import pytest
 from suite import LONG_FILES, TESTS
 
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
-NOUNS = ("params", "files", "stats", "types", "arrays", "contracts", "settings", "profile", "prompts", "layout")
+NOUNS = (
+    "params",
+    "files",
+    "stats",
+    "types",
+    "arrays",
+    "stepper",
+    "contracts",
+    "settings",
+    "profile",
+    "prompts",
+    "layout",
+)
 NOUNS += ("sampling", "verify")
 """The root's modules: nouns and pure functions, each after those that it needs."""
 ROOMS = (*NOUNS, "cache", "models", "backends", "draft", "decode", "engine", "api")

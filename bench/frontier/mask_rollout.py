@@ -17,13 +17,13 @@ from bench.frontier.answering import Answered
 from bench.frontier.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.converted import load_converted
-from stridelm.contracts import Stepper
 from stridelm.decode.table import THRESHOLD
 from stridelm.models.adapter import load_adapter
 from stridelm.models.encode import encode_prompt
 from stridelm.models.preview import adapter_folder
 from stridelm.params import InputError
 from stridelm.settings import PLAIN, DecodeSettings, LoadSettings
+from stridelm.stepper import Stepper
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.rollout_engine import Rollout, RolloutLoop, RolloutPrompt

@@ -25,8 +25,8 @@ import torch
 from stridelm.backends.common.cuda_graph import Graphed, HostCopy
 from stridelm.backends.common.scorer import probability
 from stridelm.backends.common.step_seconds import median_seconds
-from stridelm.contracts import Continuation, Emitted
 from stridelm.models.sequential_head import choose_along
+from stridelm.stepper import Continuation, Emitted
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.students.passes import ChainPass
 from stridelm.train.students.student import CHUNK_LOGITS, MaskRows, OutputHead, Student
@@ -68,6 +68,7 @@ class MaskStepper:
     `Emitted.confidence` is the model's own probability of a token where one of its real rows says it. What an
     unverified step takes from masks no real row has judged: there it is the probability that the mask gave."""
 
+    plans = False
     max_in_flight = 1  # the host puts the next step's rows together
 
     def __init__(

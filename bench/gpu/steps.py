@@ -14,9 +14,9 @@ from stridelm.backends.gpu.forward import GpuForward
 from stridelm.backends.gpu.layers import Scores
 from stridelm.backends.gpu.layout import Shape
 from stridelm.backends.gpu.stepper import GpuStepper
-from stridelm.contracts import Continuation
 from stridelm.layout import lay_out, make_block
 from stridelm.params import InputError
+from stridelm.stepper import Continuation
 from stridelm.types import ROOT, DraftTree, Rows
 
 Figures = dict[str, Any]

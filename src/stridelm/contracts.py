@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stridelm.params import SamplingParams
+from stridelm.stepper import OwnPlan, Stepper
 from stridelm.types import Array, Block, Commit, DraftTree, GrownTree, Output, Rows, Sequence
 
 if TYPE_CHECKING:
@@ -188,97 +188,8 @@ class Forward(Protocol):
 
     def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> Stepper | None:
         """Steps that the backend runs by itself, with up to `drafts` drafts and `places` texts; always the same stepper
-        for the same arguments. None if the host takes part in every step. `ends`: tokens that end a text."""
-        ...
-
-
-GREEDY = SamplingParams()
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """A text that a place of a stepper continues."""
-
-    cached: int
-    """Number of its tokens in the cache."""
-    pending: int
-    """Its last token, which is not in the cache yet."""
-    room: int
-    """Maximum number of tokens that may still be written."""
-    blocks: Items[int]
-    """The cache's blocks that belong to the text."""
-    params: SamplingParams = GREEDY
-    """Only fields that the stepper obeys; a sequence that sets others takes the host's steps."""
-    seed: int = 0
-    choice: int = 0
-
-
-@dataclass(slots=True)  # frozen, it takes three times as long to create, and a rollout has a thousand per step
-class Emitted:
-    """What one step wrote at one place."""
-
-    tokens: tuple[int, ...]
-    confidence: tuple[float, ...]
-    """The model's own probability of each."""
-    drafts: tuple[int, ...] = ()
-    """The drafts that the step verified; the first step of a text has none yet."""
-
-
-class Stepper(Protocol):
-    """Runs whole steps by itself: forward, draws, walk, compaction of the cache, next drafts. All steps have one shape,
-    over a number of places, each of which holds one text; the host launches them, and may be some steps behind.
-
-    The caller keeps the cache's books: a step writes `rows` tokens behind those that its text has in the cache, and
-    keeps the first of them, as many as it emits tokens. Steps, and everything else that the model runs, happen in the
-    order in which they were launched.
-    """
-
-    obeys: frozenset[str]
-    """Fields of SamplingParams and of Sequence that its steps obey. A sequence that sets any other field takes the
-    host's steps."""
-    max_in_flight: int
-    """Maximum number of steps that are launched and not collected."""
-
-    @property
-    def drafts(self) -> int:
-        """Maximum number of tokens that a step emits, less one."""
-        ...
-
-    @property
-    def places(self) -> int: ...
-
-    @property
-    def rows(self) -> int:
-        """Rows per place."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Seconds per step, over short texts. Measure while all places are free: timing runs real steps."""
-        ...
-
-    def begin(self, place: int, text: Continuation) -> None:
-        """Put a text into a place, from the next launch on. Draws are those of `sampling.draw`."""
-        ...
-
-    def give_blocks(self, place: int, blocks: Items[int]) -> None:
-        """All blocks that the text has now."""
-        ...
-
-    def end(self, place: int) -> None:
-        """Free a place."""
-        ...
-
-    def launch(self) -> None:
-        """Start a step of all places."""
-        ...
-
-    def collect(self) -> list[Emitted]:
-        """Wait for the earliest step in flight; returns what it wrote at each place."""
-        ...
-
-    def forget(self) -> None:
-        """Free all places and drop what is in flight, also after a launch or collect that failed."""
+        for the same arguments. None if the host takes part in every step. `ends`: tokens that end a text. One that
+        plans its steps by itself does so for any number of drafts."""
         ...
 
 
@@ -331,6 +242,8 @@ class Policy(Protocol):
     """Whether one of its drafters drafts from `Sequence.prediction`; without one a prediction is of no use."""
     own_drafts: int | None
     """Maximum number of drafts from masks in a step that a backend runs by itself; None if the host must plan."""
+    own_plan: OwnPlan | None
+    """What steps that a backend plans by itself go by; None if the host must plan."""
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         """`others`: rows that the step has besides those of these sequences."""

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from stridelm.contracts import Continuation, Emitted
 from stridelm.engine.device_loop import DeviceLoop
+from stridelm.stepper import Continuation, Emitted
 
 
 class CountingStepper:
@@ -17,6 +17,7 @@ class CountingStepper:
     launched, as on a device."""
 
     obeys = frozenset({"max_tokens"})
+    plans = False
     drafts, rows, seconds = 0, 1, 1.0
 
     def __init__(self, places: int, max_in_flight: int) -> None:

@@ -1,4 +1,4 @@
-"""A device that is a hash: keeps `contracts.Stepper` over the memory of a HashForward, as a GPU would.
+"""A device that is a hash: keeps `stepper.Stepper` over the memory of a HashForward, as a GPU would.
 
 What a step reads and writes lies in the cache's memory, by the blocks that it was given: lost or overwritten ones show
 as wrong tokens. It does so when it is launched; the results wait until they are collected.
@@ -16,10 +16,10 @@ import numpy as np
 from hashing_model import CONTEXT, VOCABULARY, HashForward, TokenMemory, answer, contributions, logits_of
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, blocks_for
-from stridelm.contracts import GREEDY, Continuation, Emitted
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
+from stridelm.stepper import GREEDY, Continuation, Emitted
 from stridelm.types import Sequence
 
 _MASK = -2
@@ -123,6 +123,7 @@ class HashStepper:
     """Obeys what the GPU's steppers obey."""
 
     obeys = GpuStepper.obeys
+    plans = False
 
     def __init__(self, forward: SteppingForward, drafts: int, places: int, ends: frozenset[int]) -> None:
         self.drafts, self.places, self.ends, self.max_in_flight = drafts, places, ends, 2

@@ -11,10 +11,10 @@ from assembly import assembled
 from bench.frontier.mask_stepper import MaskStepper, Unverified, Verified
 from stridelm.arrays import signed
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
-from stridelm.contracts import Continuation, Stepper
 from stridelm.params import InputError, SamplingParams
 from stridelm.sampling import gumbel_of, gumbel_rows
 from stridelm.settings import PLAIN, LoadSettings
+from stridelm.stepper import Continuation, Stepper
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.rollout_engine import RolloutEngine, RolloutLoop, RolloutPrompt
@@ -168,7 +168,7 @@ def test_confidence_is_the_models_own_probability(steps: str, checkpoint: Checkp
 @pytest.mark.parametrize("steps", STEPS)
 def test_seconds_of_a_step_are_measured_on_free_places(steps: str, checkpoint: Checkpoint) -> None:
     loop, prompts = loop_of(checkpoint, 3, steps), prompts_of(4)
-    assert loop.loop.stepper.seconds > 0
+    assert loop.loop.stepper.seconds and loop.loop.stepper.seconds > 0
     assert answers_of(loop, prompts) == answers_of(loop_of(checkpoint, 3, steps), prompts)
 
 

@@ -10,6 +10,7 @@ from stridelm.decode.commit import ending, finite, next_block, reads_on
 from stridelm.draft.block import read_chain
 from stridelm.layout import make_block
 from stridelm.sampling import Drawer, confidence, drawer, likeliest
+from stridelm.stepper import OwnPlan
 from stridelm.types import ROOT, Alternatives, Block, Commit, Output, Sequence
 
 SOURCE = "mask"
@@ -25,6 +26,7 @@ class Adaptive:
     spare_rows = 0
     reads_whole_texts = reads_predictions = False
     own_drafts: int | None = None
+    own_plan: OwnPlan | None = None
 
     def __init__(self, k_max: int, threshold: float, gate: Gate) -> None:
         """Up to `k_max` tokens per pass, as long as each is at least `threshold` likely; a threshold of 0 takes all."""

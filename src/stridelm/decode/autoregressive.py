@@ -2,6 +2,7 @@
 
 from stridelm.decode.commit import decide_all, next_block
 from stridelm.sampling import Drawer, drawer
+from stridelm.stepper import PLAIN_PLAN, OwnPlan
 from stridelm.types import Block, Commit, Output, Sequence
 
 
@@ -12,6 +13,7 @@ class Autoregressive:
     needed_rows = spare_rows = 0
     reads_whole_texts = reads_predictions = False
     own_drafts: int | None = 0
+    own_plan: OwnPlan | None = PLAIN_PLAN
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [next_block(sequence) for sequence in sequences]

@@ -17,6 +17,7 @@ from stridelm.contracts import Drafter
 from stridelm.decode.commit import decide_all, lawful, next_block, reads_on
 from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
+from stridelm.decode.own_plan import own_plan
 from stridelm.decode.planner import Outlook, Plan, choose, gains
 from stridelm.decode.rates import Clock, DepthRates, Pace, Referee, Rest, Trial, Use
 from stridelm.draft.calibration import Calibration
@@ -77,6 +78,7 @@ class Planned:
         # that name them do not.
         is_masks_alone = not drafters or (switches and all(drafter.is_optional for drafter in drafters))
         self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
+        self.own_plan = own_plan(self)
         self.reads_whole_texts = any(drafter.reads_whole_texts for drafter in drafters)
         self.reads_predictions = any(drafter.reads_predictions for drafter in drafters)
         self.spare_rows = nodes + _MAX_ANCHORS * self.longest

@@ -3,6 +3,7 @@
 from stridelm.decode.commit import finite, reads_on
 from stridelm.layout import make_block
 from stridelm.sampling import Drawer, confidence, drawer, likeliest
+from stridelm.stepper import OwnPlan
 from stridelm.types import Block, Commit, Output, Sequence
 
 
@@ -14,6 +15,7 @@ class Scoring:
     reads_whole_texts = True
     reads_predictions = False
     own_drafts: int | None = None
+    own_plan: OwnPlan | None = None
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
         return [

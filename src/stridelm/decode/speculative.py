@@ -4,6 +4,7 @@ from stridelm.contracts import Drafter
 from stridelm.decode.commit import decide_all, lawful, next_block, reads_on
 from stridelm.sampling import Drawer, drawer
 from stridelm.settings import LARGEST_K
+from stridelm.stepper import OwnPlan
 from stridelm.types import NO_DRAFT, Block, Commit, Output, Sequence
 
 
@@ -13,6 +14,7 @@ class Speculative:
     needed_rows = 0
     spare_rows = LARGEST_K
     own_drafts: int | None = None
+    own_plan: OwnPlan | None = None
 
     def __init__(self, drafter: Drafter, tolerance: float = 0.0) -> None:
         self.drafter = drafter

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from stridelm.contracts import Continuation, Emitted, Stepper
+from stridelm.stepper import Continuation, Emitted, Stepper
 
 
 class Text(Protocol):

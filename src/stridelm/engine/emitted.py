@@ -2,22 +2,27 @@
 
 from functools import lru_cache
 
-from stridelm.contracts import Emitted
 from stridelm.decode.commit import ending, finite
 from stridelm.layout import make_block
+from stridelm.stepper import Emitted, OwnRows
 from stridelm.types import MASKS, NO_DRAFT, ROOT, Block, Commit, DraftTree, Sequence
 
 
 def commit_of(sequence: Sequence, emitted: Emitted) -> Commit:
     count = len(emitted.tokens)
     assert count, "a text that goes on got nothing"
-    kept, sources = _accepted(count)
+    kept, sources = _accepted(count) if emitted.rows is None else _path(emitted.path, emitted.rows, count)
     return Commit(kept, emitted.tokens, sources, finite(emitted.confidence), ending(sequence, emitted.tokens))
 
 
 def block_of(sequence: Sequence, emitted: Emitted, drafts: int) -> Block:
     """The block that was run. For a traced sequence it holds the actual tokens, otherwise only the right numbers of
     rows and drafts. A step that has no drafts yet has masks off its pending row."""
+    rows = emitted.rows
+    if rows is not None:
+        if not sequence.is_traced:
+            return _planned_shape(rows)
+        return _planned(sequence.cached, sequence.tokens[-1], emitted.drafts, rows)
     if not sequence.is_traced:
         return _shape(drafts, bool(emitted.drafts))
     # Without scores: the backend does not report how likely its drafts were.
@@ -33,6 +38,22 @@ def _shape(drafts: int, has_drafts: bool) -> Block:
 
 def _run(start: int, pending: int, tree: DraftTree, masks: int) -> Block:
     return make_block(start, [pending], tree, anchors=range(ROOT, len(tree)) if masks else (), masks=masks)
+
+
+@lru_cache(maxsize=4096)
+def _planned_shape(rows: OwnRows) -> Block:
+    return _planned(0, 0, (0,) * len(rows.parents), rows)
+
+
+def _planned(start: int, pending: int, drafts: tuple[int, ...], rows: OwnRows) -> Block:
+    tree = DraftTree(drafts, rows.parents, rows.sources)
+    return make_block(start, [pending], tree, anchors=rows.anchors, masks=rows.masks)
+
+
+def _path(path: tuple[int, ...], rows: OwnRows, count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The rows that are kept, and the source of each token."""
+    sources = tuple(rows.sources[node] for node in path)
+    return (0, *(node + 1 for node in path))[:count], (*sources, "model")[:count]
 
 
 @lru_cache

@@ -121,7 +121,8 @@ class Engine:
         for sequence, block, commit in zip(step.batch, step.blocks, step.commits, strict=True):
             table = sequence.table
             assert table is not None
-            cache.keep(table, commit.kept)
+            # A backend's own step has moved the accepted rows together already.
+            cache.keep(table, range(len(commit.kept)) if step.is_own else commit.kept)
             sequence.cached += len(commit.kept)
             stride = self._advance(sequence, block, commit, is_own=step.is_own)
             cache.publish(table, sequence.tokens)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
-from stridelm.contracts import Forward
+from stridelm.contracts import Forward, Policy
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.device_loop import DeviceLoop
 from stridelm.engine.emitted import block_of, commit_of
@@ -34,6 +34,8 @@ _SHARE = 4
 _MAX_REST = 1024
 """Maximum number of steps that a stepper is paused for while the host runs them: one step after the first failure,
 twice as many after each further failure in a row."""
+_PLANNED_PLACES = 16
+"""Minimum number of places of a stepper that plans."""
 _MAX_LOGGED = 32
 """Maximum number of different failures that are logged."""
 
@@ -99,7 +101,8 @@ class OwnSteps:
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
         """Measure the steps of one text with up to `drafts` drafts before the first request, because a backend
         compiles and captures a step when it first runs it."""
-        if self._shapes.kind(0, ends) is not None:
+        kind = self._shapes.kind(0, ends)
+        if kind is not None and not kind.plans:
             self._shapes.seconds((0, 1, ends))
             self._shapes.length(longest(drafts), 1, ends)
 
@@ -139,13 +142,14 @@ class OwnSteps:
             log.error("a step of the backend's own failed, and the host runs it: %s", what, exc_info=error)
 
     def _max_drafts(self, sequence: Sequence) -> int | None:
-        """Maximum number of drafts for a sequence: what its policy allows, or 0 if the cache is nearly full. None if
-        the host must run its step, as it always does for an answer's first token."""
-        allowed, length = sequence.policy.own_drafts, len(sequence.tokens)
-        if allowed is None or sequence.cached != length - 1 or length == sequence.prompt_length:
+        """Maximum number of drafts for a sequence: what its policy allows, or 0 if the cache is nearly full or the
+        stepper plans. None if the host must run its step, as it always does for an answer's first token."""
+        policy, length = sequence.policy, len(sequence.tokens)
+        if sequence.cached != length - 1 or length == sequence.prompt_length:
             return None
         plain = self._shapes.kind(0, sequence.eos_ids)
-        if plain is None or not plain.obeys(sequence):
+        allowed = None if plain is None else _allowed(policy, plain)
+        if plain is None or allowed is None or not plain.obeys(sequence):
             return None
         if drafts := longest(allowed):
             kind = self._shapes.kind(drafts, sequence.eos_ids)
@@ -208,14 +212,26 @@ class OwnSteps:
         for sequence, drafts in max_drafts.items():
             by_max_drafts[drafts, sequence.eos_ids].append(sequence)
         by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
-        orders: dict[Sequence, ChainLength] = {}
+        orders: dict[Sequence, ChainLength | None] = {}
         for (drafts, ends), group in by_max_drafts.items():
-            length = self._shapes.length(drafts, _places(len(group)), ends)
+            if self._plans(ends):
+                by_drafts[drafts, ends].extend(group)
+                orders |= dict.fromkeys(group)
+                continue
+            length = self._shapes.length(drafts, _places(len(group), plans=False), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
             by_drafts[length.choose(), ends].extend(group)
             orders |= dict.fromkeys(group, length)
-        return {(drafts, _places(len(group)), ends): group for (drafts, ends), group in by_drafts.items()}, orders
+        groups = {
+            (drafts, _places(len(group), plans=self._plans(ends)), ends): group
+            for (drafts, ends), group in by_drafts.items()
+        }
+        return groups, orders
+
+    def _plans(self, ends: frozenset[int]) -> bool:
+        kind = self._shapes.kind(0, ends)
+        return kind is not None and kind.plans
 
     def _step(self, key: Key, sequences: list[Sequence], orders: Orders, outcome: Outcome) -> None:
         if key not in self._loops:
@@ -237,8 +253,9 @@ class OwnSteps:
                 continue
             try:
                 commit, block = commit_of(sequence, emitted), block_of(sequence, emitted, loop.stepper.drafts)
-                if emitted.drafts and commit.finish_reason is None:
-                    collected.order[sequence].observe(len(emitted.drafts), len(emitted.tokens))
+                length = collected.order[sequence]
+                if length is not None and emitted.drafts and commit.finish_reason is None:
+                    length.observe(len(emitted.drafts), len(emitted.tokens))
                 # Last, because it changes the cache.
                 self.forward.cache.begin_step(text.table, len(emitted.tokens))
             except Exception as error:
@@ -260,6 +277,14 @@ def _has_moving_text(key: Key, loop: TextLoop, going_to: Mapping[Sequence, Key])
     return any(text is not None and going_to.get(text.sequence, key) != key for text in loop.texts)
 
 
-def _places(count: int) -> int:
-    """Rounded up to a power of two, because a step is captured for each number of places."""
-    return 1 << (count - 1).bit_length()
+def _allowed(policy: Policy, kind: StepKind) -> int | None:
+    """Maximum number of drafts per step that the policy allows a backend; None if the host must plan."""
+    if not kind.plans:
+        return policy.own_drafts
+    return None if policy.own_plan is None else 0
+
+
+def _places(count: int, *, plans: bool) -> int:
+    """Rounded up to a power of two, because a step is captured for each number of places. Where steps are planned, free
+    places cost nothing, and texts should not move when others come or go."""
+    return 1 << (max(count, _PLANNED_PLACES if plans else 1) - 1).bit_length()

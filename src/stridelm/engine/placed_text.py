@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stridelm.cache.kv_cache import Table
-from stridelm.contracts import Continuation
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.device_loop import DeviceLoop
+from stridelm.stepper import PLAIN_PLAN, Continuation
 from stridelm.types import Sequence
 
 
@@ -37,8 +37,9 @@ class PlacedText:
         )
 
 
-Orders = Mapping[Sequence, ChainLength]
-"""For each sequence, the object that chose the step's number of drafts, and learns how many were accepted."""
+Orders = Mapping[Sequence, ChainLength | None]
+"""For each sequence, the object that chose the step's number of drafts, and learns how many were accepted; None if the
+stepper plans."""
 TextLoop = DeviceLoop[PlacedText, Orders]
 
 
@@ -73,6 +74,10 @@ def _begin(loop: TextLoop, place: int, sequence: Sequence) -> None:
         params=sequence.params,
         seed=sequence.seed,
         choice=sequence.choice,
+        tokens=sequence.tokens,
+        prompt_length=sequence.prompt_length,
+        prediction=sequence.prediction,
+        plan=sequence.policy.own_plan or PLAIN_PLAN,
     )
     text = PlacedText(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
     loop.begin(place, text, continuation)

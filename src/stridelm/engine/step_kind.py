@@ -4,8 +4,8 @@ stepper does not name takes the host's steps, so a new filter cannot be dropped 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from stridelm.contracts import Stepper
 from stridelm.params import SamplingParams
+from stridelm.stepper import Stepper
 from stridelm.types import Sequence
 
 ENGINE_FIELDS = frozenset({
@@ -22,6 +22,7 @@ class StepKind:
     rows: int
     """Rows per place."""
     max_in_flight: int
+    plans: bool
     params: tuple[tuple[str, Any], ...]
     """Fields of SamplingParams that the steps do not obey, with their defaults."""
     fields: tuple[tuple[str, Any], ...]
@@ -30,7 +31,8 @@ class StepKind:
     @classmethod
     def of(cls, stepper: Stepper) -> "StepKind":
         obeyed = stepper.obeys | ENGINE_FIELDS
-        return cls(stepper.rows, stepper.max_in_flight, _others(SamplingParams, obeyed), _others(Sequence, obeyed))
+        ignored = _others(SamplingParams, obeyed), _others(Sequence, obeyed)
+        return cls(stepper.rows, stepper.max_in_flight, stepper.plans, *ignored)
 
     def ignored(self, params: SamplingParams) -> list[str]:
         """Fields that are set and that the steps do not obey."""

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from stridelm.contracts import Forward, Stepper
+from stridelm.contracts import Forward
 from stridelm.decode.chain_length import ChainLength
 from stridelm.engine.step_kind import StepKind
+from stridelm.stepper import Stepper
 
 Key = tuple[int, int, frozenset[int]]
 """Identifies a stepper: drafts, places, tokens that end a text."""

@@ -14,8 +14,8 @@ from stridelm.arrays import signed
 from stridelm.backends.common.cuda_graph import Graphed, HostCopy
 from stridelm.backends.common.scorer import probability
 from stridelm.backends.common.step_seconds import median_seconds
-from stridelm.contracts import Continuation, Emitted
 from stridelm.sampling import gumbel_rows
+from stridelm.stepper import Continuation, Emitted
 from stridelm.train.dense_texts import DenseTexts
 from stridelm.train.students.student import OutputHead
 
@@ -32,9 +32,10 @@ class _Text:
 
 
 class DenseStepper:
-    """Implements `contracts.Stepper`."""
+    """Implements `stepper.Stepper`."""
 
     obeys = frozenset({"max_tokens", "temperature", "seed", "choice", "eos_ids", "is_traced"})
+    plans = False
     drafts = 0
     rows = 1
 

@@ -21,10 +21,10 @@ from stridelm.backends.gpu.load import stacked
 from stridelm.backends.gpu.weights import Weights
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.forward import TorchForward
-from stridelm.contracts import Continuation, Stepper
 from stridelm.engine.device_loop import DeviceLoop
 from stridelm.engine.step_kind import StepKind
 from stridelm.params import InputError, SamplingParams
+from stridelm.stepper import Continuation, Stepper
 from stridelm.train.dense_stepper import DenseStepper
 from stridelm.train.dense_texts import DenseTexts
 

@@ -21,7 +21,6 @@ from stridelm.backends.gpu.sampling_kernels import Drawing, Kind, gumbel, key_at
 from stridelm.backends.gpu.stepper import GpuStepper
 from stridelm.backends.gpu.template import Template
 from stridelm.cache.kv_cache import Table
-from stridelm.contracts import Continuation
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft import grow
 from stridelm.draft.grow import Chain, TreeGrower
@@ -29,6 +28,7 @@ from stridelm.engine.engine import Engine
 from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.layout import lay_out, make_block
 from stridelm.params import SamplingParams
+from stridelm.stepper import Continuation
 from stridelm.types import ROOT, Sequence, Stride
 from tiny import byte_tokenizer, load_tiny, plain_network, random_adapter
 

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from stridelm.contracts import Stepper
+from stridelm.stepper import Stepper
 
 _TRIALS = 9
 

@@ -22,13 +22,14 @@ from stridelm.backends.gpu.layout import spans_for, template_layout
 from stridelm.backends.gpu.memory import PAGE
 from stridelm.backends.gpu.sampling_kernels import Drawing
 from stridelm.backends.gpu.template import Template
-from stridelm.contracts import Continuation, Emitted
+from stridelm.stepper import Continuation, Emitted
 
 
 class GpuStepper:
-    """Implements `contracts.Stepper`. Steppers of one model share weights and cache."""
+    """Implements `stepper.Stepper`. Steppers of one model share weights and cache."""
 
     max_in_flight = 2
+    plans = False
     obeys = frozenset({
         *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "choice", "eos_ids", "is_traced"),
     })  # fmt: skip

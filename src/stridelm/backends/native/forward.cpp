@@ -11,6 +11,7 @@
 #include "model.h"
 #include "products.h"
 #include "sequential.h"
+#include "steps.h"
 #include "team.h"
 #include "workspace.h"
 
@@ -86,5 +87,17 @@ void stride_move(const Shape* shape, const Cache* cache, const int64_t* to, cons
   const auto move = cache->has_bytes() ? move_slots<int8_t> : move_slots<Half>;
   move(heads, *cache, to, from, count);
 }
+
+void* stride_steps(const Model* model, const Cache* cache, const MaskParts* masks, const int64_t* ends, int64_t end_count,
+                   int64_t places, int64_t longest) {
+  return new Steps(*model, *cache, *masks, ends, end_count, places, longest);
+}
+void stride_free_steps(void* steps) { delete static_cast<Steps*>(steps); }
+void stride_begin(void* steps, int64_t place, const TextStart* text) { static_cast<Steps*>(steps)->begin(place, *text); }
+void stride_give_blocks(void* steps, int64_t place, const int32_t* blocks, int64_t count) {
+  static_cast<Steps*>(steps)->give_blocks(place, blocks, count);
+}
+void stride_end(void* steps, int64_t place) { static_cast<Steps*>(steps)->end(place); }
+void stride_run_step(void* steps, const Sheets* sheets) { static_cast<Steps*>(steps)->run(*sheets); }
 
 }  // extern "C"

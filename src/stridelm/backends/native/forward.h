@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "head.h"
 #include "lanes.h"
 #include "low_rank.h"
 #include "model.h"
@@ -129,24 +130,14 @@ class Forward {
       std::memcpy(step_.hidden + i * shape_.width, normalised(step_.wanted_rows[i], model_.last_norm),
                   shape_.width * sizeof(float));
     const Quantised x = for_all_rows(step_.scored, shape_.width, [&](int64_t i, const Quantised& to) {
-      quantise_row(normalised(step_.wanted_rows[step_.scored_rows[i]], model_.last_norm), head_activations(), to, i);
+      quantise_row(normalised(step_.wanted_rows[step_.scored_rows[i]], model_.last_norm), kHeadActivations, to, i);
     });
-    // The sums go by parts of the vocabulary that do not depend on the number of threads.
-    const int64_t outputs = model_.head.outputs(), parts = work_.log_sum_parts;
-    for (Share share = share_of(model_.head, kLogSumPanels); share.first < share.last; share.first += kLogSumPanels) {
-      const int64_t last = std::min(share.first + kLogSumPanels, share.last), first = share.first * kLanes;
-      product(model_.head, head_activations(), share.first, last, x, 0, step_.scored, {step_.logits, outputs});
-      const int64_t size = std::min(last * kLanes, model_.vocabulary) - first;
-      for (int64_t i = 0; i < step_.scored; i++)
-        work_.log_sums[i * parts + share.first / kLogSumPanels] =
-            LogSum::of(step_.logits + i * outputs + first, std::max<int64_t>(size, 0));
-    }
+    const int64_t parts = work_.log_sum_parts;
+    score_share(model_, x, step_.scored, share_of(model_.head, kLogSumPanels), step_.logits, work_.log_sums.data(), parts);
     wait_for_all();
     for (int64_t i = thread_; i < step_.scored; i += threads_)
       step_.log_sums[i] = LogSum::combined(work_.log_sums.data() + i * parts, parts);
   }
-  // Logits are always computed from 16-bit rows.
-  static Activations head_activations() { return Activations::kInt16; }
 
   bool saves_input(int64_t layer) const {
     return std::find(step_.read_layers, step_.read_layers + step_.reads, layer) != step_.read_layers + step_.reads;

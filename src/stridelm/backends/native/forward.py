@@ -15,6 +15,7 @@ from stridelm.backends.native.gate import NativeGate
 from stridelm.backends.native.library import Step, Workspace, library
 from stridelm.backends.native.memory import NativeMemory
 from stridelm.backends.native.packed_file import VERSION
+from stridelm.backends.native.stepper import NativeStepper
 from stridelm.backends.native.weights import Weights, address
 from stridelm.cache.kv_cache import KVCache, Table, blocks_for
 from stridelm.types import Output, Rows
@@ -36,6 +37,7 @@ class NativeForward:
         self.longest = int(weights.packed.notes["context_length"])
         self._logits = weights.model.head.panels * library().stride_lanes()
         self._workspace = Workspace()
+        self._steppers: dict[tuple[int, frozenset[int]], NativeStepper] = {}
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -56,8 +58,13 @@ class NativeForward:
     def synchronize(self) -> None:
         """Nothing to wait for: calls are synchronous."""
 
-    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> None:
-        """None: the host takes part in every step."""
+    def stepper(self, drafts: int, places: int, ends: frozenset[int]) -> NativeStepper:
+        """It plans its steps by itself, so there is one for any number of drafts."""
+        if (places, ends) not in self._steppers:
+            self._steppers[places, ends] = NativeStepper(
+                self.weights, self.memory, self.gate, places, ends, self.longest
+            )
+        return self._steppers[places, ends]
 
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         """Append the rows to the cache and return, per block, the outputs of its wanted rows."""

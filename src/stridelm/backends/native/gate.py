@@ -5,7 +5,7 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 
 import numpy as np
 
-from stridelm.backends.native.library import Chain, Grown, Sequential, Workspace, library
+from stridelm.backends.native.library import Chain, Grown, MaskParts, Sequential, Workspace, library
 from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Greed
@@ -32,6 +32,14 @@ class NativeGate:
         if self.state_size:
             matrices, bias = (adapter.matrix(name) for name in (READ, WRITE)), adapter.vector(READ_BIAS)
             self._sequential = Sequential(*matrices, address(bias), self.state_size)
+
+    @property
+    def parts(self) -> MaskParts:
+        """For whole steps: points into the adapter's memory."""
+        up, down = (address(self._tail_up_JC), address(self._tail_down_TCS)) if self.tail else (None, None)
+        head = self._sequential if self.state_size else Sequential()
+        size = self._tail_down_TCS.shape[2] if self.tail else 0
+        return MaskParts(self.k - 1, address(self._embedding_DC), self.tail, size, up, down, head)
 
     def embed(self, depths_M: np.ndarray) -> np.ndarray:
         """Embeddings of mask rows, by their depth in the chain (1 for the first)."""

@@ -112,6 +112,43 @@ class Step(ctypes.Structure):
     )
 
 
+class MaskParts(ctypes.Structure):
+    _fields_ = (
+        *(("masks", c_int64), ("embedding", c_void_p), ("tail", c_int64), ("tail_size", c_int64)),
+        *(("tail_up", c_void_p), ("tail_down", c_void_p), ("head", Sequential)),
+    )
+
+
+class Costs(ctypes.Structure):
+    _fields_ = (
+        *(("table", c_void_p), ("largest", c_int64)),
+        *((name, c_double) for name in ("masks", "mask_row", "context", "sequence", "head", "head_row", "level")),
+    )
+
+
+class PlanRules(ctypes.Structure):
+    _fields_ = (*((name, c_int64) for name in ("masks", "nodes", "branches", "look_up", "follow")), ("costs", Costs))
+
+
+class TextStart(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, c_int64)
+            for name in ("cached", "room", "length", "prompt_length", "block_count", "prediction_length")
+        ),
+        *((name, c_void_p) for name in ("tokens", "blocks", "prediction")),
+        *(("draws", DrawRules), ("plan", PlanRules)),
+    )
+
+
+class Sheets(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("integers", "probabilities")),
+        ("integer", c_void_p),
+        ("probability", c_void_p),
+    )
+
+
 @cache
 def library() -> Any:
     """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
@@ -140,9 +177,19 @@ def bind(made: Path) -> Any:
     bound.stride_perturb.argtypes = [c_void_p, c_void_p, c_int64, POINTER(DrawRules), c_int64, c_void_p]
     bound.stride_grow.argtypes = [POINTER(Model), POINTER(Sequential), POINTER(Chain), POINTER(Grown), c_void_p]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
+    bound.stride_steps.restype = c_void_p
+    bound.stride_steps.argtypes = [
+        *(POINTER(Model), POINTER(Cache), POINTER(MaskParts)),
+        *(c_void_p, c_int64, c_int64, c_int64),
+    ]
+    bound.stride_free_steps.argtypes = [c_void_p]
+    bound.stride_begin.argtypes = [c_void_p, c_int64, POINTER(TextStart)]
+    bound.stride_give_blocks.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
+    bound.stride_end.argtypes = [c_void_p, c_int64]
+    bound.stride_run_step.argtypes = [c_void_p, POINTER(Sheets)]
     for name in (
         *("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "perturb", "grow", "unpack"),
-        "move",
+        *("move", "free_steps", "begin", "give_blocks", "end", "run_step"),
     ):
         getattr(bound, f"stride_{name}").restype = None
     return bound

@@ -94,7 +94,8 @@ class _WatchedPolicy:
     def __init__(self, policy: Policy, watch: Watch) -> None:
         self.exact, self.reads_whole_texts = policy.exact, policy.reads_whole_texts
         self.needed_rows, self.spare_rows = policy.needed_rows, policy.spare_rows
-        self.own_drafts, self.reads_predictions = policy.own_drafts, policy.reads_predictions
+        self.own_drafts, self.own_plan = policy.own_drafts, policy.own_plan
+        self.reads_predictions = policy.reads_predictions
         self.plan = watch.timed("draft", policy.plan)
         self.commit = watch.timed("commit", partial(policy.commit, drawer=partial(_timed_drawer, watch)))
         self.observe = watch.timed("draft", policy.observe)

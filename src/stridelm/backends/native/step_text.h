@@ -1,0 +1,81 @@
+// A text while steps write it: what it asks, where it stands, and the next step's drafts and masks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "draft_tree.h"
+#include "draws.h"
+#include "estimates.h"
+#include "follower.h"
+#include "key_values.h"
+#include "mask_chain.h"
+#include "step_plan.h"
+
+namespace stride {
+
+// What a text asks of its steps: contracts.OwnPlan.
+struct PlanRules {
+  int64_t masks;     // longest chain; 0: no drafts from masks
+  int64_t nodes;     // maximum number of drafts
+  int64_t branches;  // of the trees that are grown from masks
+  int64_t look_up;   // longest draft from look-up; 0: none
+  int64_t follow;    // longest draft from the prediction
+  Costs costs;       // no table: one token at a time
+};
+
+// A text that continues.
+struct TextStart {
+  int64_t cached, room, length, prompt_length, block_count, prediction_length;  // length: with the pending token
+  const int32_t* tokens;
+  const int32_t* blocks;
+  const int32_t* prediction;
+  DrawRules draws;
+  PlanRules plan;
+};
+
+struct StepText {
+  bool is_here = false;
+  std::vector<int32_t> tokens;  // the last one is pending
+  std::vector<int32_t> blocks;
+  int64_t cached = 0, room = 0;
+  DrawRules draws{};
+  PlanRules rules{};
+  Follower follower;
+
+  DraftTree tree;               // what the next step verifies
+  StepPlan plan;                // where its masks hang
+  bool defers = false;          // whether the masks' logits are left out of the forward
+  DraftTree from_masks, found;  // what was proposed for the next step: by masks; by look-up or from the prediction
+  int64_t first_place = 0;      // of the chain: where `from_masks` begins
+  MaskChain chain;
+  DepthRates rates;
+  int64_t without_masks = 0, patience = kPatience;
+
+  int64_t first_row = 0, first_mask = 0;  // in the current step
+  std::vector<int32_t> emitted, path;     // path: the accepted nodes
+  std::vector<double> confidence;
+
+  // Steps without masks after which a text gets some, to see whether it has become easier.
+  static constexpr int64_t kPatience = 32;
+
+  StepText() = default;
+  explicit StepText(const TextStart& start)
+      : is_here(true), tokens(start.tokens, start.tokens + start.length), blocks(start.blocks, start.blocks + start.block_count),
+        cached(start.cached), room(start.room), draws(start.draws), rules(start.plan) {
+    if (start.prediction_length) follower.begin(start.prediction, start.prediction_length, tokens, start.prompt_length);
+  }
+
+  bool goes_on() const { return is_here && room > 0; }
+  bool is_sampled() const { return draws.temperature > 0; }
+  bool is_planned() const { return rules.costs.table != nullptr; }
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t mask_rows() const { return static_cast<int64_t>(plan.anchors.size()) * plan.masks; }
+  int64_t real_rows() const { return 1 + tree.size(); }
+  int64_t rows() const { return real_rows() + mask_rows(); }
+  // Rows behind the pending one that the text's blocks have room for.
+  int64_t free_rows() const { return static_cast<int64_t>(blocks.size()) * kBlock - cached - 1; }
+  int64_t slot(int64_t at) const { return blocks[at / kBlock] * kBlock + at % kBlock; }
+};
+
+}  // namespace stride

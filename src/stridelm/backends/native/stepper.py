@@ -1,0 +1,122 @@
+"""Steps that the kernels run by themselves (steps.h): forward, draws, walk, compaction, drafts and their plan in one
+call, without the interpreter's lock."""
+
+from collections.abc import Sequence as Items
+from functools import lru_cache
+
+import numpy as np
+
+from stridelm.backends.native.gate import NativeGate
+from stridelm.backends.native.library import Costs, DrawRules, MaskParts, PlanRules, Sheets, TextStart, library
+from stridelm.backends.native.memory import NativeMemory
+from stridelm.backends.native.weights import Weights, address
+from stridelm.sampling import noise_key
+from stridelm.settings import LARGEST_TREE
+from stridelm.stepper import Continuation, Emitted, OwnPlan, OwnRows
+from stridelm.types import MASKS, PREDICTION
+
+_ROWS = 64
+"""Rows that a text must have room for. Wider plans are cut to the room that there is."""
+_HEADER = 5
+_SOURCES = (MASKS, "ngram", PREDICTION)
+"""As numbered in draft_tree.h."""
+
+
+class NativeStepper:
+    """Implements `stepper.Stepper`. Steppers of one model share weights and cache."""
+
+    plans = True
+    max_in_flight = 1
+    seconds = None
+    obeys = frozenset({
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "choice", "eos_ids", "is_traced"),
+        "prediction",
+    })  # fmt: skip
+
+    def __init__(
+        self,
+        weights: Weights,
+        memory: NativeMemory,
+        gate: NativeGate | None,
+        places: int,
+        ends: frozenset[int],
+        longest: int,
+    ) -> None:
+        self.places, self.drafts, self.rows = places, LARGEST_TREE, _ROWS
+        self._masks = MaskParts() if gate is None else gate.parts
+        self._kept = weights, memory, gate  # the kernels point into their memory
+        self._free = library().stride_free_steps
+        ends_E = np.array(sorted(ends), np.int64)
+        self._steps = library().stride_steps(
+            weights.model, memory.cache, self._masks, address(ends_E), len(ends_E), places, longest
+        )
+        draws = self.drafts + 1
+        self._integers = np.zeros((places, _HEADER + 2 * draws + 3 * self.drafts + draws), np.int32)
+        self._probabilities = np.zeros((places, draws))
+        self._sheets = Sheets(*(self._integers.shape[1], draws), address(self._integers), address(self._probabilities))
+        self._plans: dict[int, OwnPlan] = {}
+        """By place: the kernels point into the plan's costs."""
+        self._is_launched = False
+
+    def __del__(self) -> None:
+        self._free(self._steps)
+
+    def begin(self, place: int, text: Continuation) -> None:
+        params, self._plans[place] = text.params, text.plan
+        tokens, blocks, prediction = (np.array(each, np.int32) for each in (text.tokens, text.blocks, text.prediction))
+        start = TextStart(
+            *(text.cached, text.room, len(tokens), text.prompt_length, len(blocks), len(prediction)),
+            *(address(tokens), address(blocks), address(prediction)),
+            DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, noise_key(text.seed, text.choice)),
+            _rules(text.plan),
+        )
+        library().stride_begin(self._steps, place, start)
+
+    def give_blocks(self, place: int, blocks: Items[int]) -> None:
+        all_blocks = np.array(blocks, np.int32)
+        library().stride_give_blocks(self._steps, place, address(all_blocks), len(all_blocks))
+
+    def end(self, place: int) -> None:
+        library().stride_end(self._steps, place)
+
+    def launch(self) -> None:
+        """The step runs when it is collected: its threads use all cores, so that the host would gain nothing."""
+        assert not self._is_launched
+        self._is_launched = True
+
+    def collect(self) -> list[Emitted]:
+        assert self._is_launched
+        self._is_launched = False
+        library().stride_run_step(self._steps, self._sheets)
+        return [self._emitted(place) if count else Emitted((), ()) for place, count in enumerate(self._integers[:, 0])]
+
+    def _emitted(self, place: int) -> Emitted:
+        count, accepted, nodes, anchors, masks = self._integers[place, :_HEADER].tolist()
+        sizes = (count, accepted, nodes, nodes, nodes, anchors)
+        values = iter(self._integers[place, _HEADER : _HEADER + sum(sizes)].tolist())
+        tokens, path, drafts, parents, sources, anchored = (tuple(next(values) for _ in range(size)) for size in sizes)
+        confidence = tuple(self._probabilities[place, :count].tolist())
+        return Emitted(tokens, confidence, drafts, path, _rows(parents, sources, anchored, masks))
+
+    def forget(self) -> None:
+        self._is_launched = False
+        for place in range(self.places):
+            self.end(place)
+
+
+def _rules(plan: OwnPlan) -> PlanRules:
+    costs = plan.costs
+    if costs is None:
+        return PlanRules()
+    table = costs.table
+    assert table.dtype == np.float64, "the kernels read doubles"
+    numbers = (costs.masks, costs.mask_row, costs.context, costs.sequence, costs.head, costs.head_row, costs.level)
+    return PlanRules(
+        *(plan.masks, plan.nodes, plan.branches, plan.look_up, plan.follow),
+        Costs(address(table), len(table) - 1, *numbers),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _rows(parents: tuple[int, ...], sources: tuple[int, ...], anchors: tuple[int, ...], masks: int) -> OwnRows:
+    return OwnRows(parents, tuple(_SOURCES[source] for source in sources), anchors, masks)

@@ -1,0 +1,150 @@
+// Whole steps of some texts: forward, draws, walk, compaction of the cache, the next drafts and their plan, one call a
+// step. What the host's steps do in Python (decode/planned.py); the text is the same token for token.
+//
+// A text's rows in a step are its pending token p, a tree of drafts behind it, and chains of masks off some of these:
+//
+//     p - d1 - d2 - d3 - m - m
+//      \- e1    \- m - m
+//
+// Masks of an earlier step that the text has not passed yet are of use, too: the sequential head reads what came since.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "chains.h"
+#include "draft_tree.h"
+#include "draws.h"
+#include "key_values.h"
+#include "mask_chain.h"
+#include "model.h"
+#include "next_step.h"
+#include "step_rows.h"
+#include "step_text.h"
+
+namespace stride {
+
+// What a step wrote, by place.
+struct Sheets {
+  int64_t integers, probabilities;  // of each place
+  // Numbers of tokens, accepted nodes, nodes and anchors, and of masks per anchor; then the tokens, the accepted nodes,
+  // the tree's tokens, parents and sources, the anchors.
+  int32_t* integer;
+  double* probability;  // of each token
+};
+
+class Steps {
+ public:
+  // `longest`: positions that the model has.
+  Steps(const Model& model, const Cache& cache, const MaskParts& parts, const int64_t* ends, int64_t end_count,
+        int64_t places, int64_t longest)
+      : model_(model), cache_(cache), parts_(parts), ends_(ends, ends + end_count), texts_(places),
+        rows_(model, cache_, parts_), chains_(model, parts_), next_(model, parts_, ends_, longest) {}
+
+  void begin(int64_t place, const TextStart& start) {
+    texts_[place] = StepText(start);
+    next_.begin(texts_[place]);
+  }
+  void give_blocks(int64_t place, const int32_t* blocks, int64_t count) {
+    texts_[place].blocks.assign(blocks, blocks + count);
+  }
+  void end(int64_t place) { texts_[place] = {}; }
+
+  void run(const Sheets& to) {
+    going_.clear();
+    for (size_t place = 0; place < texts_.size(); place++) {
+      to.integer[place * to.integers] = 0;
+      if (texts_[place].goes_on()) going_.push_back(&texts_[place]);
+    }
+    if (going_.empty()) return;
+    rows_.run(going_);
+    int64_t written = 0;
+    for (StepText* text : going_) {
+      walk(*text);
+      report(*text, to);
+      written += static_cast<int64_t>(text->emitted.size());
+    }
+    keep();
+    if (next_.has_planned_texts()) plan(written);
+  }
+
+ private:
+  // Draw along the tree, as verify.walk does.
+  void walk(StepText& text) {
+    text.emitted.clear(), text.path.clear(), text.confidence.clear();
+    for (int32_t node = kRoot;;) {
+      const int64_t row = text.first_row + 1 + node;
+      const ScoredRow scored = rows_.scored(row);
+      const int64_t drawn = text.is_sampled() ? drawer_.draw(scored.logits, scored.vocabulary, text.draws, text.length())
+                                              : scored.best();
+      const int32_t token = static_cast<int32_t>(std::max<int64_t>(drawn, 0));  // if none is left, none of its logits counts
+      const double logit = drawn < 0 ? NAN : scored.logits[token];
+      text.tokens.push_back(token);
+      text.emitted.push_back(token);
+      text.confidence.push_back(std::exp(logit - rows_.log_sum(row)));
+      if (std::find(ends_.begin(), ends_.end(), token) != ends_.end()) text.room = 1;
+      if (--text.room == 0) return;
+      node = text.tree.child(node, token);
+      if (node == DraftTree::kNone) return;
+      text.path.push_back(node);
+    }
+  }
+
+  void report(const StepText& text, const Sheets& to) const {
+    const int64_t place = &text - texts_.data();
+    int32_t* at = to.integer + place * to.integers;
+    for (size_t count : {text.emitted.size(), text.path.size(), text.tree.tokens.size(), text.plan.anchors.size(),
+                         static_cast<size_t>(text.plan.masks)})
+      *at++ = static_cast<int32_t>(count);
+    for (const auto* values : {&text.emitted, &text.path, &text.tree.tokens, &text.tree.parents, &text.tree.sources,
+                               &text.plan.anchors})
+      at = std::copy(values->begin(), values->end(), at);
+    std::copy(text.confidence.begin(), text.confidence.end(), to.probability + place * to.probabilities);
+  }
+
+  // Keys and values of the accepted rows move together behind those that were there.
+  void keep() {
+    to_.clear(), from_.clear();
+    for (StepText* text : going_) {
+      for (size_t i = 0; i < text->path.size(); i++) {
+        const int64_t first = text->cached + 1, to = first + static_cast<int64_t>(i), from = first + text->path[i];
+        if (to != from) to_.push_back(text->slot(to)), from_.push_back(text->slot(from));
+      }
+      text->cached += static_cast<int64_t>(text->emitted.size());
+    }
+    if (to_.empty()) return;
+    const Shape& shape = model_.shape;
+    const Heads heads{shape.layers, shape.key_heads, shape.heads / shape.key_heads, shape.head_size};
+    const auto move = cache_.has_bytes() ? move_slots<int8_t> : move_slots<Half>;
+    move(heads, cache_, to_.data(), from_.data(), static_cast<int64_t>(to_.size()));
+  }
+
+  void plan(int64_t written) {
+    next_.stepped(written, going_, rows_.count(), rows_.masks());
+    int64_t rows = 0;
+    for (StepText* text : going_) next_.learn(*text);
+    chains_.renew(going_, rows_);
+    for (const StepText* text : going_) rows += text->rows();
+    for (StepText* text : going_) {
+      rows -= text->rows();
+      next_.plan(*text, rows, rows_.workspace());
+      rows += text->rows();
+    }
+  }
+
+  const Model& model_;
+  const Cache cache_;
+  const MaskParts parts_;
+  const std::vector<int64_t> ends_;
+  std::vector<StepText> texts_;
+  std::vector<StepText*> going_;  // texts that go on
+  StepRows rows_;
+  Chains chains_;
+  NextStep next_;
+  Drawer drawer_;
+  std::vector<int64_t> to_, from_;  // slots of the cache
+};
+
+}  // namespace stride
