@@ -22,7 +22,7 @@ NOUNS = (
     "prompts",
     "layout",
 )
-NOUNS += ("sampling", "verify")
+NOUNS += ("layout", "sampling", "verify")
 """The root's modules: nouns and pure functions, each after those that it needs."""
 ROOMS = (*NOUNS, "cache", "models", "backends", "draft", "decode", "engine", "api")
 ROOMS += ("train", "chat", "export", "bench", "serve", "cli", "__main__")
