@@ -18,8 +18,9 @@ from stridelm import LoadSettings
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.library import library
 from stridelm.backends.native.quantised_matrix import pack_panels, quantise
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
 from stridelm.layout import lay_out, make_block
+from stridelm.params import SamplingParams
 from stridelm.types import ROOT, DraftTree
 
 TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
@@ -70,9 +71,10 @@ def draft(forward: Any, rows: np.ndarray) -> None:
     added, _ = forward.gate.read(rows, [0, 259], forward.gate.start(2))
     logits = forward.score(rows)
     forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
-    for branches, candidates in ((1, 1), (2, 16), (3, 1000)):
-        greed = Greed(259, candidates, branches, 0.0, {0: -np.inf, 259: 1.0}, frozenset({3, 4}))
-        grown = forward.gate.grow(logits, rows, None, greed)
+    for temperature, branches, candidates in ((0.0, 1, 1), (0.7, 2, 16), (1.0, 3, 1000)):
+        params = SamplingParams(temperature=temperature, top_p=0.9, logit_bias={0: -np.inf, 259: 1.0})
+        growth = Growth(259, 7, candidates, branches, 0.0, params, 2**63, frozenset({3, 4}))
+        grown = forward.gate.grow(logits, rows, None, growth)
         assert grown is not None and len(grown.buds) >= 1
 
 
