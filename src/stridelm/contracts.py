@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stridelm.params import SamplingParams
 from stridelm.stepper import OwnPlan, Stepper
 from stridelm.types import Array, Block, Commit, DraftTree, GrownTree, Output, Rows, Sequence
 
@@ -77,24 +77,29 @@ class Gate(Protocol):
         """The `count` likeliest tokens, in any order, and their logits."""
         ...
 
-    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> GrownTree | None:
+    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, growth: Growth) -> GrownTree | None:
         """A whole tree of one text in one call, the same as TreeGrower's; None if the backend has nothing faster."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Greed:
-    """How a greedy tree is grown from masks."""
+class Growth:
+    """How a tree is grown from masks, of a text without a grammar and without penalties."""
 
     before: int
     """The text's last token."""
+    position: int
+    """The next token's: the text's length."""
     candidates: int
     """Number of likeliest tokens per position among which its drafts are chosen."""
     branches: int
     """Maximum number of children per node, and of nodes per depth that get children."""
     floor: float
     """Nodes less likely to be accepted than this are left out."""
-    bias: Mapping[int, float]
+    params: SamplingParams
+    """How the text draws."""
+    noise_key: int
+    """`sampling.noise_key` of the text's seed and choice."""
     ends: frozenset[int]
     """Nodes with these tokens get no children."""
 

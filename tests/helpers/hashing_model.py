@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from stridelm import arrays
 from stridelm.cache.kv_cache import BLOCK_SIZE, KVCache, Table, blocks_for
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
 from stridelm.params import SamplingParams
 from stridelm.sampling import draw
 from stridelm.types import Output, Rows
@@ -107,7 +107,7 @@ class HashGate:
     def top(self, logits_V: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         return arrays.top(logits_V, count)
 
-    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed) -> None:
+    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, growth: Growth) -> None:
         """Depth by depth."""
 
     def start(self, chains: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 
 from stridelm import arrays
 from stridelm.cache.kv_cache import KVCache, Table
-from stridelm.contracts import Forward, Gate, Greed, Heads
+from stridelm.contracts import Forward, Gate, Growth, Heads
 from stridelm.models.target import Draft, LoadedModel
 from stridelm.types import Output, Rows
 
@@ -38,7 +38,7 @@ class NumpyGate:
     def read(self, hidden_XC: np.ndarray, before: list[int], state_XS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return by_torch(self.gate.read, hidden_XC, before, state_XS)
 
-    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed) -> None:
+    def grow(self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, growth: Growth) -> None:
         """Depth by depth."""
 
     def moved(self, tokens_N: np.ndarray, logits: np.ndarray, added: np.ndarray) -> np.ndarray:

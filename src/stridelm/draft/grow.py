@@ -85,7 +85,8 @@ class TreeGrower:
 
     def draft(self, sequences: list[Sequence], chains: list[Chain], *, depth: int, floor: float) -> list[DraftTree]:
         """Grow a tree off each text, depth by depth; the likeliest nodes of a depth get children. Nodes that are less
-        likely to be accepted than `floor` are left out; so is everything after an end of text."""
+        likely to be accepted than `floor` are left out; so are tokens that a filter drops, and everything after an end
+        of text."""
         trees = [_Growing() for _ in sequences]
         buds = [
             _Bud(place, ROOT, sequence.tokens, 1.0, chain.state_1S)
@@ -108,7 +109,7 @@ class TreeGrower:
                     chain.states[tuple(bud.text[-1 - level :])] = states[number]
                     for token, score in choices:
                         path = bud.path * score
-                        if path >= floor:
+                        if score > 0 and path >= floor:
                             node = trees[place].add(token, bud.node, score)
                             if token not in sequence.eos_ids:
                                 children.append(_Bud(place, node, [*bud.text, token], path, states[number]))

@@ -4,8 +4,9 @@ The masks did not see the token that was drawn in the same step, nor each other'
 these. It can read any tokens: a chain whose anchor is some tokens back is still of use; its first masks are skipped.
 """
 
-from stridelm.contracts import Gate, Greed
+from stridelm.contracts import Gate, Growth
 from stridelm.draft.grow import Chain, TreeGrower
+from stridelm.sampling import noise_key
 from stridelm.types import MASKS, ROOT, DraftTree, Sequence
 
 
@@ -22,19 +23,20 @@ class MaskDrafter(TreeGrower):
         return super().draft(sequences, chains, depth=depth, floor=floor)
 
     def _at_once(self, sequence: Sequence, chain: Chain, depth: int, floor: float) -> DraftTree | None:
-        """The same tree, grown by the backend in one call. Only for greedy decoding, which needs no noise and no
-        text."""
+        """The same tree, grown by the backend in one call: if the draws depend on nothing else than their
+        positions."""
         params = sequence.params
-        if sequence.grammar is not None or params.temperature > 0 or params.weighs_text or chain.left <= 0:
+        if sequence.grammar is not None or params.weighs_text or chain.left <= 0:
             return None
-        greed = Greed(
-            sequence.tokens[-1], self.count(sequence), self.branches, floor, params.logit_bias, sequence.eos_ids
-        )
+        growth = Growth(
+            sequence.tokens[-1], len(sequence.tokens), self.count(sequence), self.branches, floor, params,
+            noise_key(sequence.seed, sequence.choice), sequence.eos_ids,
+        )  # fmt: skip
         places = slice(chain.used, chain.used + depth)
-        grown = self.gate.grow(chain.logits_DV[places], chain.hidden_DC[places], chain.state_1S, greed)
+        grown = self.gate.grow(chain.logits_DV[places], chain.hidden_DC[places], chain.state_1S, growth)
         if grown is None:
             return None
-        paths: dict[int, tuple[int, ...]] = {ROOT: (greed.before,)}
+        paths: dict[int, tuple[int, ...]] = {ROOT: (growth.before,)}
         for node, (token, parent) in enumerate(zip(grown.tree.tokens, grown.tree.parents, strict=True)):
             paths[node] = (*paths[parent], token)
         for place, node in enumerate(grown.buds):

@@ -18,8 +18,9 @@ from stridelm import LoadSettings
 from stridelm.backends.native import library as library_module
 from stridelm.backends.native.library import library
 from stridelm.backends.native.quantised_matrix import pack_panels, quantise
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
 from stridelm.layout import lay_out, make_block
+from stridelm.params import SamplingParams
 from stridelm.types import ROOT, DraftTree
 
 TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
@@ -39,6 +40,7 @@ def main(given: dict[str, Any]) -> None:
             run_steps(forward, (0, 1, 5))
             second.join()
     run_products()
+    run_draws()
     print("done", library().stride_lanes())
 
 
@@ -70,9 +72,10 @@ def draft(forward: Any, rows: np.ndarray) -> None:
     added, _ = forward.gate.read(rows, [0, 259], forward.gate.start(2))
     logits = forward.score(rows)
     forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
-    for branches, candidates in ((1, 1), (2, 16), (3, 1000)):
-        greed = Greed(259, candidates, branches, 0.0, {0: -np.inf, 259: 1.0}, frozenset({3, 4}))
-        grown = forward.gate.grow(logits, rows, None, greed)
+    for temperature, branches, candidates in ((0.0, 1, 1), (0.7, 2, 16), (1.0, 3, 1000)):
+        params = SamplingParams(temperature=temperature, top_p=0.9, logit_bias={0: -np.inf, 259: 1.0})
+        growth = Growth(259, 7, candidates, branches, 0.0, params, 2**63, frozenset({3, 4}))
+        grown = forward.gate.grow(logits, rows, None, growth)
         assert grown is not None and len(grown.buds) >= 1
 
 
@@ -89,6 +92,34 @@ def run_products() -> None:
                     y = np.empty((rows, held.shape[0] * lanes), np.float32)
                     for activations in (16, 8):
                         library().stride_product(matrix, activations, 2, x.ctypes.data, rows, y.ctypes.data)
+
+
+def run_draws() -> None:
+    random = np.random.default_rng(0)
+    for size in (1, 15, 17, 600, 5001):
+        for row in (
+            random.normal(size=size),
+            random.integers(3, size=size),
+            np.full(size, -np.inf),
+            np.full(size, np.nan),
+        ):
+            logits_V, tokens_N, scores_N = row.astype(np.float32), np.arange(size), np.empty(size)
+            for rules in (
+                (0.0, 1.0, 0.0, 0),
+                (0.7, 1.0, 0.0, 0),
+                (1.0, 0.9, 0.0, 0),
+                (1.0, 0.5, 0.1, 40),
+                (9.0, 1, 0, 1),
+            ):
+                given, first = library_module.DrawRules(*rules, 2**63 + size), logits_V.ctypes.data
+                drawn = library().stride_draw(first, size, given, size)
+                assert (drawn == -1) == (row == -np.inf).all() and drawn < size
+                library().stride_perturb(tokens_N.ctypes.data, first, size, given, size, scores_N.ctypes.data)
+                assert (scores_N > -np.inf).any() == np.isfinite(row).any() or rules[0] == 0
+            for count in {1, min(16, size), size}:
+                places_N = np.empty(count, np.int64)
+                library().stride_top(first, size, count, places_N.ctypes.data)
+                assert len({*places_N.tolist()}) == count
 
 
 if __name__ == "__main__":

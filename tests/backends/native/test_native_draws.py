@@ -76,8 +76,14 @@ def test_draws_are_the_hosts(kernels: Any, kind: str) -> None:
 def test_rows_may_have_any_length(kernels: Any, size: int) -> None:
     for number, kind in enumerate(ROWS):
         logits_V = row(kind, size, number)
-        for filters in ({}, {"top_k": size - 1}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.8}):
-            check(kernels, logits_V, SamplingParams(temperature=0.8, **filters), number, 0, 10**6)
+        for params in (
+            SamplingParams(temperature=0.8),
+            SamplingParams(temperature=0.8, top_k=size - 1),
+            SamplingParams(temperature=0.8, top_p=0.9),
+            SamplingParams(temperature=0.8, min_p=0.1),
+            SamplingParams(temperature=0.8, top_k=3, top_p=0.8),
+        ):
+            check(kernels, logits_V, params, number, 0, 10**6)
         assert drawn(kernels, logits_V, SamplingParams(), 0, 0, 5) == logits_V.argmax()
 
 

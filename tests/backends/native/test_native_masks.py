@@ -20,6 +20,7 @@ from stridelm.backends.native.quantised_matrix import FOUR
 from stridelm.backends.native.weights import make_weights
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach
+from stridelm.contracts import Growth
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.draft.mask import MaskDrafter
@@ -40,9 +41,11 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
     """A tiny model and a random adapter of it; of `layers` only, if they are given."""
 
     @cache
-    def make(shape: str, rank: int = 4, layers: tuple[int, ...] = (0, 1)) -> tuple[Path, Path]:
+    def make(
+        shape: str, rank: int = 4, layers: tuple[int, ...] = (0, 1), sequential_size: int = 8
+    ) -> tuple[Path, Path]:
         folder = folder_of(shape)
-        adapter = random_adapter(load_tiny(folder), rank=rank)
+        adapter = random_adapter(load_tiny(folder), rank=rank, sequential_size=sequential_size)
         chosen = tuple(each for each in adapter.config.targets if int(each.split(".")[2]) in layers)
         dropped = {f"{each}.{part}" for each in {*adapter.config.targets} - {*chosen} for part in ("down", "up")}
         tensors = {name: tensor for name, tensor in adapter.tensors.items() if name not in dropped}
@@ -56,10 +59,10 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
 
 @pytest.fixture
 def get(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> Get:  # noqa: ARG001
-    def load(shape: str, *, rank: int = 4, layers: tuple[int, ...] = (0, 1), **settings: Any):
+    def load(shape: str, *, rank: int = 4, layers: tuple[int, ...] = (0, 1), sequential_size: int = 8, **settings: Any):
         from stridelm.models.adapter import load_adapter
 
-        folder, where = adapted(shape, rank, layers)
+        folder, where = adapted(shape, rank, layers, sequential_size)
         chosen: dict[str, Any] = {"quantize": "q8", **settings}
         model = load_native(folder, native_cache, adapter=where, **chosen)
         return forward_of(model), load_adapter(where), folder
@@ -202,29 +205,93 @@ def test_scores_and_moves_are_those_of_torch(gates: tuple[NativeGate, TorchGate,
     assert deviation(moved, ours.score(hidden + added)[:, tokens]) < 1e-3
 
 
+DRAWS = {
+    "greedy": SamplingParams(),
+    "biased": SamplingParams(logit_bias={3: -np.inf, 7: 2.0}),
+    "sampled": SamplingParams(temperature=0.7, seed=5),
+    "filtered": SamplingParams(temperature=1.3, seed=2**64 - 1, top_k=20, top_p=0.9, min_p=0.05),
+    "filtered to one": SamplingParams(temperature=1.0, seed=3, top_k=1),
+    "biased and sampled": SamplingParams(temperature=1.0, seed=7, top_p=0.8, logit_bias={3: -np.inf, 7: 2.0}),
+}
+"""Trees of all of these are grown in one call."""
+
+
 @pytest.mark.parametrize("branches", [1, 2, 3])
-@pytest.mark.parametrize("bias", [{}, {3: -np.inf, 7: 2.0}], ids=["no bias", "bias"])
+@pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("sequential_size", [8, 0])
 def test_a_tree_grown_at_once_is_the_one_grown_depth_by_depth(
-    gates: tuple[NativeGate, TorchGate, Any], branches: int, bias: dict[int, float], used: int
+    get: Get, branches: int, draws: str, used: int, sequential_size: int
 ) -> None:
-    gate, _, network = gates
-    width, vocabulary = network.config.hidden_size, network.config.vocab_size
+    forward, _, _ = get("llama, odd sizes", sequential_size=sequential_size)
+    gate, width, vocabulary = forward.gate, forward.width, forward.weights.vocabulary
+    assert gate is not None and gate.state_size == sequential_size
     random = np.random.default_rng(0)
-    logits_DV = random.normal(size=(5, vocabulary + 3)).astype(np.float32)[:, :vocabulary]
+    logits_DV = 2 * random.normal(size=(5, vocabulary + 3)).astype(np.float32)[:, :vocabulary]
     hidden_DC = random.normal(size=(5, width)).astype(np.float32)
-    params = SamplingParams(logit_bias=bias)
-    sequence = Sequence([4, 9], params, Autoregressive(), frozenset({int(logits_DV[used + 2].argmax())}), 64)
-    drafter = MaskDrafter(gate, branches)
-    at_once, step_by_step = (Chain(logits_DV, hidden_DC, used, top=gate.top) for _ in range(2))
-    for floor in (0.0, 0.01, 0.3):
-        (tree,) = drafter.draft([sequence], [at_once], depth=4, floor=floor)
-        (expected,) = TreeGrower.draft(drafter, [sequence], [step_by_step], depth=4, floor=floor)
-        assert (tree.tokens, tree.parents, tree.sources) == (expected.tokens, expected.parents, expected.sources)
-        assert tree.scores == pytest.approx(expected.scores, rel=1e-5)
-    assert at_once.states.keys() == step_by_step.states.keys() and len(at_once.states) >= 2
-    for path, state_1S in at_once.states.items():
-        np.testing.assert_array_equal(state_1S, step_by_step.states[path])
+    ends = frozenset({int(logits_DV[used + 2].argmax())})
+    drafter, sizes = MaskDrafter(gate, branches), set[int]()
+    for text, choice in (([4, 9], 0), ([4, 9, 9], 0), ([4, 9], 1)):
+        sequence = Sequence(text, DRAWS[draws], Autoregressive(), ends, 64, choice=choice)
+        at_once, step_by_step = (Chain(logits_DV, hidden_DC, used, top=gate.top) for _ in range(2))
+        for floor in (0.0, 0.01, 0.3):
+            (tree,) = drafter.draft([sequence], [at_once], depth=4, floor=floor)
+            (expected,) = TreeGrower.draft(drafter, [sequence], [step_by_step], depth=4, floor=floor)
+            assert (tree.tokens, tree.parents, tree.sources) == (expected.tokens, expected.parents, expected.sources)
+            assert tree.scores == pytest.approx(expected.scores, rel=1e-5)
+            sizes.add(len(tree))
+        assert at_once.states.keys() == step_by_step.states.keys() and len(at_once.states) >= 2
+        for path, state_1S in at_once.states.items() if sequential_size else ():
+            np.testing.assert_array_equal(state_1S, step_by_step.states[path])
+        assert not at_once.candidates, "nothing was grown depth by depth"
+    assert max(sizes) >= 3
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("sequential_size", [72, 0])
+def test_threads_change_no_bit_of_trees(threads: int, sequential_size: int, get: Get) -> None:
+    one, _, _ = get("llama, odd sizes", sequential_size=sequential_size)
+    weights = make_weights(one.weights.packed, one.weights.adapter, threads, "int16")
+    random = np.random.default_rng(0)
+    for number in range(12):  # again and again: what is not waited for shows now and then
+        logits_DV = 2 * random.normal(size=(4, one.weights.vocabulary)).astype(np.float32)
+        hidden_DC = random.normal(size=(4, one.width)).astype(np.float32)
+        params = SamplingParams(temperature=number % 3 / 2, top_p=0.9)
+        growth = Growth(5, number, 64, 1 + number % 3, 0.001, params, number, frozenset())
+        trees = []
+        for gate in (one.gate, NativeForward(weights, 2048).gate):
+            assert gate is not None
+            grown = gate.grow(logits_DV, hidden_DC, None, growth)
+            trees.append((grown.tree, grown.buds, grown.states_BS[: len(grown.buds)].tolist()))
+        assert trees[0] == trees[1] and len(trees[0][0]) >= 1
+
+
+def test_a_tree_from_rows_that_are_not_numbers_is_empty(get: Get) -> None:
+    forward, _, _ = get("llama, odd sizes")
+    assert forward.gate is not None
+    hidden_DC = np.zeros((3, forward.width), np.float32)
+    for odd in (np.nan, -np.inf):
+        for params in DRAWS.values():
+            chain = Chain(np.full((3, forward.weights.vocabulary), odd, np.float32), hidden_DC, top=forward.gate.top)
+            sequence = Sequence([4], params, Autoregressive(), frozenset(), 64)
+            (tree,) = MaskDrafter(forward.gate).draft([sequence], [chain], depth=3, floor=0.0)
+            assert len(tree) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 64, 259])
+def test_the_likeliest_tokens_are_found(get: Get, count: int) -> None:
+    forward, _, _ = get("llama, odd sizes")
+    assert forward.gate is not None
+    random = np.random.default_rng(count)
+    for size in (count, 260, 5000, 50_001):
+        for logits_V in (random.normal(size=size), random.integers(5, size=size), np.full(size, -np.inf)):
+            logits_V = logits_V.astype(np.float32)
+            found_N, values_N = forward.gate.top(logits_V, count)
+            assert found_N.tolist() == sorted(np.argsort(-logits_V, kind="stable")[:count].tolist())
+            assert np.array_equal(values_N, logits_V[found_N])
+    some_V = np.where(np.arange(300) % 100 == 7, np.arange(300), np.nan).astype(np.float32)
+    found_N, _ = forward.gate.top(some_V, count)
+    assert len({*found_N.tolist()} - {7, 107, 207}) == max(count - 3, 0) and len({*found_N.tolist()}) == count
 
 
 def test_masks_are_those_of_the_torch_backend(gates: tuple[NativeGate, TorchGate, Any], get: Get) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from stridelm import arrays
 from stridelm.backends.common.scorer import Scorer
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
 from stridelm.models.adapter import Adapter
 from stridelm.types import Array
 
@@ -68,7 +68,7 @@ class TensorGate:
     def top(self, logits_V: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         return arrays.top(logits_V, count)
 
-    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, greed: Greed) -> None:
+    def grow(self, logits_DV: Array, hidden_DC: Array, state_1S: Array | None, growth: Growth) -> None:
         """None: nothing here is faster than growing the tree depth by depth."""
 
 

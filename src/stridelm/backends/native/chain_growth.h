@@ -1,54 +1,45 @@
-// STAND-IN until TreeGrowth takes candidates.
+// A tree of drafts from a text's chain of masks.
 #pragma once
-#include <numeric>
-#include "candidates.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "draft_tree.h"
-#include "draws.h"
+#include "grow.h"
 #include "mask_chain.h"
+#include "model.h"
+#include "step_text.h"
+#include "workspace.h"
+
 namespace stride {
-struct GrowthRules {
-  DrawRules draws;
-  int64_t branches;
-  double floor;
-  const std::vector<int32_t>& text;
-  const std::vector<int64_t>& ends;
-};
+
+// Keeps its memory between trees.
 class ChainGrowth {
  public:
-  void grow(const MaskChain& chain, const Model& model, const MaskParts& parts, const GrowthRules& rules, Workspace& work, DraftTree& to) {
-    const int64_t width = model.shape.width, size = parts.head.size, wide = model.head.groups * kGroup;
-    struct Bud { int32_t node; int64_t token; double path; std::vector<float> state; };
-    std::vector<Bud> buds{{kRoot, rules.text.back(), 1.0, chain.state}};
-    for (int64_t at = chain.used; at < chain.depth && !buds.empty(); at++) {
-      std::vector<Bud> children;
-      const int64_t count = std::min<int64_t>(16, chain.counts[at]);
-      std::vector<int64_t> order(chain.counts[at]);
-      std::iota(order.begin(), order.end(), 0);
-      const float* all = &chain.logits[at * MaskChain::kCandidates];
-      std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t b) { return all[a] > all[b]; });
-      for (Bud& bud : buds) {
-        std::vector<float> added(wide), next(size), scores(count);
-        std::vector<int64_t> tokens(count);
-        SequentialStep(model, parts.head, work).run(1, &chain.outputs[at * width], &bud.token, bud.state.data(), added.data(), next.data());
-        for (int64_t i = 0; i < count; i++) tokens[i] = chain.tokens[at * MaskChain::kCandidates + order[i]], scores[i] = all[order[i]];
-        add_scores(model.head, tokens.data(), count, added.data(), 1, scores.data());
-        std::vector<int64_t> best(count);
-        std::iota(best.begin(), best.end(), 0);
-        std::stable_sort(best.begin(), best.end(), [&](int64_t a, int64_t b) { return scores[a] > scores[b]; });
-        double total = 0;
-        for (float s : scores) total += std::exp(s - scores[best[0]]);
-        for (int64_t i = 0; i < std::min(rules.branches, count); i++) {
-          const double score = std::exp(scores[best[i]] - scores[best[0]]) / total, path = bud.path * score;
-          if (path < rules.floor) continue;
-          to.add(static_cast<int32_t>(tokens[best[i]]), bud.node, kFromMasks, score);
-          if (std::find(rules.ends.begin(), rules.ends.end(), tokens[best[i]]) == rules.ends.end())
-            children.push_back({static_cast<int32_t>(to.size() - 1), tokens[best[i]], path, next});
-        }
-      }
-      std::stable_sort(children.begin(), children.end(), [](const Bud& a, const Bud& b) { return a.path > b.path; });
-      if (static_cast<int64_t>(children.size()) > rules.branches) children.resize(rules.branches);
-      buds = std::move(children);
-    }
+  // `ends`: tokens that end a text; `floor`: nodes less likely to be accepted than this are left out.
+  void grow(const StepText& text, const Model& model, const Sequential& head, const std::vector<int64_t>& ends,
+            double floor, Workspace& work, DraftTree& to) {
+    const MaskChain& chain = text.chain;
+    const int64_t branches = text.rules.branches, most = chain.left() * branches;
+    const Chain places{chain.left(), &chain.outputs[chain.used * model.shape.width], chain.state.data()};
+    const GrowthRules rules{text.tokens.back(), text.length(), branches, floor, text.draws, 0, nullptr, nullptr,
+                            static_cast<int64_t>(ends.size()), ends.data()};
+    tokens_.resize(most * branches), parents_.resize(most * branches), scores_.resize(most * branches);
+    buds_.resize(most), states_.resize(most * std::max<int64_t>(1, head.size));
+    int64_t nodes = 0, buds = 0;
+    const Grown grown{&nodes, &buds, tokens_.data(), parents_.data(), scores_.data(), buds_.data(), states_.data()};
+    growth_.run(model, head, places, rules, grown, work, [&](int64_t level) { return chain.candidates(chain.used + level); });
+    to.clear();
+    for (int64_t node = 0; node < nodes; node++)
+      to.add(static_cast<int32_t>(tokens_[node]), static_cast<int32_t>(parents_[node]), kFromMasks, scores_[node]);
   }
+
+ private:
+  TreeGrowth growth_;
+  std::vector<int64_t> tokens_, parents_, buds_;
+  std::vector<double> scores_;
+  std::vector<float> states_;
 };
+
 }  // namespace stride

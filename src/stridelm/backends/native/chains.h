@@ -31,6 +31,9 @@ class Chains {
   }
 
  private:
+  // As sampling.GREEDY_CANDIDATES and DRAFT_CANDIDATES: noise lifts tokens from further down.
+  static constexpr int64_t kCandidates = 16, kSampledCandidates = 64;
+
   // A place of a chain whose candidates are wanted; its logits are a row of the step, or scored late.
   struct Wanted {
     MaskChain* chain;
@@ -47,7 +50,8 @@ class Chains {
     const int32_t anchor = passed == 0 ? kRoot : text.path[passed - 1];
     const int64_t chain = std::find(anchors.begin(), anchors.end(), anchor) - anchors.begin();
     const int64_t first = text.first_mask + chain * text.plan.masks, width = model_.shape.width;
-    text.chain.begin(parts_, rows.hidden(first), text.plan.masks, width);
+    const int64_t candidates = text.is_sampled() ? kSampledCandidates : std::max(kCandidates, text.rules.branches);
+    text.chain.begin(parts_, rows.hidden(first), text.plan.masks, width, std::min(candidates, model_.vocabulary));
     text.chain.pass(written - passed - 1);
     for (int64_t at = text.chain.used; at < text.chain.depth; at++) {
       const bool is_late = text.defers || at >= text.plan.masks;

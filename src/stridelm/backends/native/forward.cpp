@@ -9,6 +9,7 @@
 #include "key_values.h"
 #include "lanes.h"
 #include "model.h"
+#include "peaks.h"
 #include "products.h"
 #include "sequential.h"
 #include "steps.h"
@@ -23,6 +24,31 @@ Drawer& drawer() {
   static thread_local Drawer drawer;
   return drawer;
 }
+
+struct LogitRows {
+  const float* logits;
+  int64_t vocabulary, stride, candidates;
+};
+
+class GrowthFromLogits {
+ public:
+  void run(const Model& model, const Sequential& head, const Chain& chain, const LogitRows& rows,
+           const GrowthRules& rules, const Grown& to, Workspace& work) {
+    tokens_.resize(rows.candidates), logits_.resize(rows.candidates);
+    growth_.run(model, head, chain, rules, to, work, [&](int64_t level) {
+      peaks_.look(rows.logits + level * rows.stride, rows.vocabulary);
+      peaks_.top(rows.candidates, tokens_.data());
+      for (int64_t i = 0; i < rows.candidates; i++) logits_[i] = peaks_[tokens_[i]];
+      return Candidates{rows.candidates, tokens_.data(), logits_.data()};
+    });
+  }
+
+ private:
+  TreeGrowth growth_;
+  Peaks peaks_;
+  std::vector<int64_t> tokens_;
+  std::vector<float> logits_;
+};
 
 }  // namespace
 
@@ -63,10 +89,15 @@ void stride_unpack(const Matrix* matrix, const int64_t* outputs, int64_t count, 
 
 void stride_add_scores(const Matrix* matrix, const int64_t* outputs, int64_t count, const float* x, int64_t rows,
                        float* scores) {
-  add_scores(*matrix, outputs, count, x, rows, scores);
+  std::vector<float> weights;
+  add_scores(*matrix, outputs, 0, count, count, x, rows, weights, scores);
 }
 
-void stride_top(const float* x, int64_t size, int64_t count, int64_t* places) { top(x, size, count, places); }
+void stride_top(const float* x, int64_t size, int64_t count, int64_t* places) {
+  static thread_local Peaks peaks;
+  peaks.look(x, size);
+  peaks.top(count, places);
+}
 
 // The token at `position` of a text, from a row of logits; -1 if all are -infinity.
 int64_t stride_draw(const float* logits, int64_t vocabulary, const DrawRules* rules, int64_t position) {
@@ -78,8 +109,11 @@ void stride_perturb(const int64_t* tokens, const float* logits, int64_t count, c
   drawer().perturb(tokens, logits, count, *rules, position, scores);
 }
 
-void stride_grow(const Model* model, const Sequential* head, const Chain* chain, const Grown* to, void* workspace) {
-  TreeGrowth(*model, *head, *chain, *to, *static_cast<Workspace*>(workspace)).run();
+// The candidates are found in rows of logits, a row per place.
+void stride_grow(const Model* model, const Sequential* head, const Chain* chain, const LogitRows* rows,
+                 const GrowthRules* rules, const Grown* to, void* workspace) {
+  static thread_local GrowthFromLogits growth;
+  growth.run(*model, *head, *chain, *rows, *rules, *to, *static_cast<Workspace*>(workspace));
 }
 
 void stride_move(const Shape* shape, const Cache* cache, const int64_t* to, const int64_t* from, int64_t count) {

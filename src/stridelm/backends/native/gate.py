@@ -5,10 +5,21 @@ Shape letters: X rows, M mask rows, D depths of a chain, C model width, S state 
 
 import numpy as np
 
-from stridelm.backends.native.library import Chain, Grown, MaskParts, Sequential, Workspace, library
+from stridelm.backends.native.library import (
+    Chain,
+    DrawRules,
+    Grown,
+    GrowthRules,
+    LogitRows,
+    MaskParts,
+    Sequential,
+    Workspace,
+    library,
+)
 from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
+from stridelm.params import SamplingParams
 from stridelm.types import MASKS, DraftTree, GrownTree
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
@@ -29,6 +40,7 @@ class NativeGate:
             width, size = self._embedding_DC.shape[1], notes["tail_size"]
             self._tail_up_JC = adapter.vector(TAIL_UP).reshape(-1, width)
             self._tail_down_TCS = adapter.vector(TAIL_DOWN).reshape(self.tail, width, size)
+        self._sequential = Sequential()  # of size 0
         if self.state_size:
             matrices, bias = (adapter.matrix(name) for name in (READ, WRITE)), adapter.vector(READ_BIAS)
             self._sequential = Sequential(*matrices, address(bias), self.state_size)
@@ -88,31 +100,31 @@ class NativeGate:
         return places_N, logits_V[places_N]
 
     def grow(
-        self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, greed: Greed
-    ) -> GrownTree | None:
-        """A greedy tree in one call of the kernels; None if there is no sequential head."""
-        if not self.state_size:
-            return None
-        depth = len(hidden_DC)
-        assert logits_DV.strides[1] == 4 and 0 <= greed.before < self._weights.vocabulary, "float32 rows, a token"
-        candidates = min(greed.candidates, logits_DV.shape[1])
+        self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, growth: Growth
+    ) -> GrownTree:
+        depth, params = len(hidden_DC), growth.params
+        assert logits_DV.strides[1] == 4 and 0 <= growth.before < self._weights.vocabulary, "float32 rows, a token"
         state_1S = np.ascontiguousarray(self.start(1) if state_1S is None else state_1S, np.float32)
         hidden_DC = np.ascontiguousarray(hidden_DC, np.float32)
-        biased, ends = np.array([*greed.bias], np.int64), np.array([*greed.ends], np.int64)
-        biases = np.array([*greed.bias.values()], np.float32)
-        room = depth * greed.branches
+        biased, ends = np.array([*params.logit_bias], np.int64), np.array([*growth.ends], np.int64)
+        biases = np.array([*params.logit_bias.values()], np.float32)
+        room = depth * growth.branches
         counts, bud_nodes = np.zeros(2, np.int64), np.empty(room, np.int64)
-        nodes = np.empty((2, room * greed.branches), np.int64)
-        scores, states_BS = np.empty(room * greed.branches), np.empty((room, self.state_size), np.float32)
-        chain = Chain(
-            depth, candidates, greed.branches, logits_DV.shape[1], logits_DV.strides[0] // 4, greed.before,
-            greed.floor, address(hidden_DC), address(logits_DV[0]), address(state_1S),
+        nodes = np.empty((2, room * growth.branches), np.int64)
+        scores, states_BS = np.empty(room * growth.branches), np.empty((room, self.state_size), np.float32)
+        vocabulary, stride = logits_DV.shape[1], logits_DV.strides[0] // 4
+        rules = GrowthRules(
+            growth.before, growth.position, growth.branches, growth.floor, draw_rules(params, growth.noise_key),
             len(biased), address(biased), address(biases), len(ends), address(ends),
         )  # fmt: skip
         first = address(counts)
-        to = Grown(first, first + 8, address(nodes[0]), address(nodes[1]), address(scores), address(bud_nodes),
-                   address(states_BS))  # fmt: skip
-        library().stride_grow(self._weights.model, self._sequential, chain, to, self._workspace.handle)
+        library().stride_grow(
+            self._weights.model, self._sequential, Chain(depth, address(hidden_DC), address(state_1S)),
+            LogitRows(address(logits_DV[0]), vocabulary, stride, min(growth.candidates, vocabulary)), rules,
+            Grown(first, first + 8, address(nodes[0]), address(nodes[1]), address(scores), address(bud_nodes),
+                  address(states_BS)),
+            self._workspace.handle,
+        )  # fmt: skip
         count, buds = counts.tolist()
         tokens, parents = nodes[:, :count].tolist()
         tree = DraftTree.of(tokens, parents, MASKS, scores[:count].tolist())
@@ -120,3 +132,7 @@ class NativeGate:
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self._weights.score(hidden_XC)
+
+
+def draw_rules(params: SamplingParams, noise_key: int) -> DrawRules:
+    return DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, noise_key)

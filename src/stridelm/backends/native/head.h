@@ -87,8 +87,8 @@ class HeadRows {
   int64_t parts_ = 0, outputs_ = 0, vocabulary_ = 0;
 };
 
-// The `count` likeliest tokens of a row and their logits, in any order. Returns how many there are.
-inline int64_t find_candidates(const ScoredRow& row, int64_t count, int64_t* tokens, float* logits) {
+// The `count` likeliest tokens of a row and their logits, in any order.
+inline void find_candidates(const ScoredRow& row, int64_t count, int64_t* tokens, float* logits) {
   static thread_local std::vector<std::pair<float, int64_t>> found;
   found.clear();
   const auto worse = [](const auto& a, const auto& b) { return a.first > b.first; };
@@ -117,7 +117,6 @@ inline int64_t find_candidates(const ScoredRow& row, int64_t count, int64_t* tok
     for (; i < last; i++) look(i);
   }
   for (size_t i = 0; i < found.size(); i++) logits[i] = found[i].first, tokens[i] = found[i].second;
-  return static_cast<int64_t>(found.size());
 }
 
 }  // namespace stride

@@ -1,5 +1,5 @@
 """The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, key_values.h, products.h and draws.h."""
+of model.h, key_values.h, products.h, draws.h, grow.h and forward.cpp."""
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
@@ -81,10 +81,18 @@ class DrawRules(ctypes.Structure):
 
 
 class Chain(ctypes.Structure):
+    _fields_ = (("depth", c_int64), ("outputs", c_void_p), ("state", c_void_p))
+
+
+class LogitRows(ctypes.Structure):
+    _fields_ = (("logits", c_void_p), *((name, c_int64) for name in ("vocabulary", "stride", "candidates")))
+
+
+class GrowthRules(ctypes.Structure):
     _fields_ = (
-        *((name, c_int64) for name in ("depth", "candidates", "branches", "vocabulary", "logits_stride", "before")),
+        *((name, c_int64) for name in ("before", "position", "branches")),
         ("floor", c_double),
-        *((name, c_void_p) for name in ("outputs", "logits", "state")),
+        ("draws", DrawRules),
         *(("biased_count", c_int64), ("biased", c_void_p), ("biases", c_void_p)),
         *(("end_count", c_int64), ("ends", c_void_p)),
     )
@@ -175,7 +183,10 @@ def bind(made: Path) -> Any:
     bound.stride_draw.argtypes = [c_void_p, c_int64, POINTER(DrawRules), c_int64]
     bound.stride_draw.restype = c_int64
     bound.stride_perturb.argtypes = [c_void_p, c_void_p, c_int64, POINTER(DrawRules), c_int64, c_void_p]
-    bound.stride_grow.argtypes = [POINTER(Model), POINTER(Sequential), POINTER(Chain), POINTER(Grown), c_void_p]
+    bound.stride_grow.argtypes = [
+        *(POINTER(each) for each in (Model, Sequential, Chain, LogitRows, GrowthRules, Grown)),
+        c_void_p,
+    ]
     bound.stride_move.argtypes = [POINTER(Shape), POINTER(Cache), c_void_p, c_void_p, c_int64]
     bound.stride_steps.restype = c_void_p
     bound.stride_steps.argtypes = [

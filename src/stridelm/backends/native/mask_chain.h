@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "grow.h"
 #include "head.h"
 #include "model.h"
 #include "sequential.h"
@@ -51,33 +52,32 @@ struct MaskParts {
 };
 
 struct MaskChain {
-  static constexpr int64_t kCandidates = 64;  // sampling.DRAFT_CANDIDATES
-
   int64_t depth = 0, used = 0;  // places, and how many of them the text has passed
   std::vector<float> outputs;   // depth x width
-  std::vector<int64_t> tokens, counts;  // by place: the likeliest tokens; how many of them there are
-  std::vector<float> logits;            // of these tokens
+  int64_t most = 0;             // candidates of a place
+  std::vector<int64_t> tokens;  // depth x most: the likeliest tokens
+  std::vector<float> logits;    // of these tokens
   std::vector<float> state;             // the sequential head's, before it reads the token in front of place `used`
   int64_t read = 0;                     // number of places whose tokens it has read
 
   int64_t left() const { return depth - used; }
   void clear() { depth = used = read = 0; }
 
-  void begin(const MaskParts& parts, const float* hidden, int64_t masks, int64_t width) {
-    depth = parts.reach(masks), used = read = 0;
+  void begin(const MaskParts& parts, const float* hidden, int64_t masks, int64_t width, int64_t candidates) {
+    depth = parts.reach(masks), used = read = 0, most = candidates;
     outputs.resize(depth * width);
     std::copy_n(hidden, masks * width, outputs.data());
     if (depth > masks) parts.foretell(hidden + (masks - 1) * width, width, outputs.data() + masks * width);
-    tokens.resize(depth * kCandidates), logits.resize(depth * kCandidates), counts.assign(depth, 0);
+    tokens.resize(depth * most), logits.resize(depth * most);
     state.assign(parts.head.size, 0.0f);
   }
   // The text has passed some more places.
   void pass(int64_t count) { used += count; }
 
   void find_candidates(int64_t place, const ScoredRow& row) {
-    counts[place] = stride::find_candidates(row, std::min(kCandidates, row.vocabulary), &tokens[place * kCandidates],
-                                            &logits[place * kCandidates]);
+    stride::find_candidates(row, most, &tokens[place * most], &logits[place * most]);
   }
+  Candidates candidates(int64_t place) const { return {most, &tokens[place * most], &logits[place * most]}; }
 
   // Let the sequential head read the tokens at the places that were passed. `text`: all of it; its last token comes
   // right before place `used`.
@@ -87,7 +87,8 @@ struct MaskChain {
     std::vector<float> added(width), next(parts.head.size);
     for (; read < used; read++) {
       const int64_t before = text[text.size() - 1 - (used - read)];
-      SequentialStep(model, parts.head, work).run(1, &outputs[read * width], &before, state.data(), added.data(), next.data());
+      SequentialStep(model, parts.head, work)
+          .run(1, &outputs[read * width], &before, state.data(), added.data(), next.data());
       state.swap(next);
     }
   }

@@ -54,31 +54,6 @@ struct Sequential {
   int64_t size;
 };
 
-// What the masks of one chain predict, and how a tree is grown from it.
-struct Chain {
-  int64_t depth, candidates, branches, vocabulary, logits_stride, before;  // before: the text's last token
-  double floor;          // nodes less likely to be accepted than this are left out
-  const float* outputs;  // depth x width
-  const float* logits;
-  const float* state;  // the sequential head's
-  int64_t biased_count;
-  const int64_t* biased;
-  const float* biases;
-  int64_t end_count;
-  const int64_t* ends;  // nodes with these tokens get no children
-};
-
-// The resulting tree. A bud is a node that the sequential head has read, or -1, the text itself.
-struct Grown {
-  int64_t* nodes;  // number of nodes
-  int64_t* buds;
-  int64_t* tokens;
-  int64_t* parents;
-  double* scores;
-  int64_t* bud_nodes;
-  float* states;  // per bud, the sequential head's state after reading it
-};
-
 struct Step {
   int64_t rows, real, sequences, wanted, scored, reads;
   const int64_t* ids;         // per real row

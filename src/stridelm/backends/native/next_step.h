@@ -104,7 +104,7 @@ class NextStep {
       // Nodes less likely to be accepted than this do not pay for their row and for being drafted.
       const double row = (costs_.table[9] - costs_.table[1]) / 8;
       const double floor = std::clamp(rate_ * (row + costs_.level), 0.005, 0.5);
-      grower_.grow(text.chain, model_, parts_, {text.draws, rules.branches, floor, text.tokens, ends_}, work, text.from_masks);
+      growth_.grow(text, model_, parts_.head, ends_, floor, work, text.from_masks);
     }
     if (rules.look_up > 0) look_up(text.tokens, rules.look_up, text.found);
     int64_t most = rules.nodes;
@@ -196,7 +196,7 @@ class NextStep {
   Pace pace_{1.0};
   std::vector<std::pair<double, bool>> looks_;
   DraftTree predicted_;
-  ChainGrowth grower_;
+  ChainGrowth growth_;
   TreeMerger merger_;
   Planner planner_;
   Outlook outlook_{};

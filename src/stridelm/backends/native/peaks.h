@@ -18,8 +18,6 @@ class Peaks {
  public:
   void look(const float* x, int64_t size) {
     x_ = x, size_ = size, has_nan_ = false;
-    const int64_t whole = size / kLanes * kLanes;
-    for (int64_t i = 0; i < kLanes; i++) tail_[i] = whole + i < size ? x[whole + i] : -kInfinity;
     best_of_blocks_.clear();
     Floats all = broadcast(-kInfinity), most = all;
     each_vector([&](int64_t i, Floats numbers) {
@@ -42,10 +40,10 @@ class Peaks {
   // The first of the largest numbers.
   int64_t first_best() const {
     const Floats best = broadcast(best_);
-    for (int64_t i = 0; i + kLanes <= size_; i += kLanes)
-      if (const uint32_t lanes = at_least(load(x_ + i), best)) return i + __builtin_ctz(lanes);
-    const int64_t whole = size_ / kLanes * kLanes;
-    return whole + __builtin_ctz(at_least(load(tail_), best));
+    for (int64_t i = 0; i < size_; i += kLanes)
+      if (const uint32_t lanes = at_least(load_first(x_ + i, size_ - i, -kInfinity), best))
+        return i + __builtin_ctz(lanes);
+    return 0;  // all are NaNs
   }
 
   // The `count`-th largest number; -infinity if there are not as many.
@@ -59,6 +57,18 @@ class Peaks {
     found_.clear();
     each_from(least, [&](int64_t i) { found_.push_back(x_[i]); });
     return static_cast<int64_t>(found_.size()) < count ? -kInfinity : select(count);
+  }
+
+  // The indices of the `count` largest numbers, in rising order; of equal ones the first.
+  void top(int64_t count, int64_t* places) {
+    const float least = largest(count);
+    int64_t equal = count, found = 0;
+    for (float each : found_) equal -= each > least;
+    each_from(least, [&](int64_t i) {
+      if (x_[i] > least || equal-- > 0) places[found++] = i;
+    });
+    for (int64_t i = 0; found < count; i++)  // there is nothing else than NaNs
+      if (x_[i] != x_[i]) places[found++] = i;
   }
 
   // Visit each number that is at least `least`, by its index, in rising order.
@@ -78,7 +88,7 @@ class Peaks {
   void each_vector(Visit visit) const {
     int64_t i = 0;
     for (; i + kLanes <= size_; i += kLanes) visit(i, load(x_ + i));
-    if (i < size_) visit(i, load(tail_));
+    if (i < size_) visit(i, load_first(x_ + i, size_ - i, -kInfinity));
   }
 
  private:
@@ -95,7 +105,6 @@ class Peaks {
   float best_ = -kInfinity;
   bool has_nan_ = false;
   std::vector<float> best_of_blocks_, found_;
-  alignas(64) float tail_[kLanes];
 };
 
 }  // namespace stride

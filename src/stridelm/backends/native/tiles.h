@@ -26,6 +26,16 @@ constexpr int chunks_of(Kind kind) { return kind == Kind::kFour ? 4 : 8; }
 constexpr int64_t numbers_bytes(Kind kind) { return chunks_of(kind) * 4 * kLanes; }
 constexpr int64_t group_bytes(Kind kind) { return numbers_bytes(kind) + (kind == Kind::kFour ? 4 : 2) * kLanes; }
 
+// One output's 32 numbers of a group, in order. `from`: its first bytes.
+inline __m256i numbers_of(Kind kind, const uint8_t* from) {
+  const int* words = reinterpret_cast<const int*>(from);
+  const __m256i chunks = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(kLanes));
+  if (kind == Kind::kEight) return _mm256_i32gather_epi32(words, chunks, 4);
+  const __m128i bytes = _mm_i32gather_epi32(words, _mm256_castsi256_si128(chunks), 4), mask = _mm_set1_epi8(15);
+  const __m128i low = _mm_and_si128(bytes, mask), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
+  return _mm256_set_m128i(_mm_unpackhi_epi32(low, high), _mm_unpacklo_epi32(low, high));
+}
+
 constexpr int64_t kAhead = 8192;
 constexpr int64_t kLine = 64;
 
