@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -337,6 +338,14 @@ def test_suites_whose_figures_are_targets_have_questions_enough(tmp_path: Path) 
     asked_quickly = Counter(question.suite for question in benchmark._fixed_questions(quick))
     assert asked_quickly == dict.fromkeys(FIXED, 2)
     assert len(questions_of_agent(quick.limit)) == 10
+
+
+@pytest.mark.parametrize(("quick", "limit", "count"), [(False, None, 3), (False, 2, 2), (True, 2, 1)])
+def test_a_limit_holds_for_long_prompts(tmp_path: Path, quick: bool, limit: int | None, count: int) -> None:
+    forward, tokenizer = SimpleNamespace(longest=100_000), SimpleNamespace(encode=str.split)
+    model: Any = SimpleNamespace(engine=SimpleNamespace(forward=forward), target=SimpleNamespace(tokenizer=tokenizer))
+    options = benchmark.BenchOptions(tmp_path, ModelChoice(), (), None, (), (), None, limit, None, quick)
+    assert len(benchmark._long_questions(model, options)) == count
 
 
 def test_the_first_questions_of_gemma_are_of_all_kinds() -> None:

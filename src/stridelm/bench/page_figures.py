@@ -114,7 +114,7 @@ def _agent(figures: dict[str, dict[str, Any]] | None) -> Table:
         for name, each in (figures or {}).items()
     )
     return Table(
-        "An agent: chains of ten calls, each of which needs the results of those before, and the time of a chain",
+        "An agent: ten calls, each of which needs the results of those before, and the time of the whole chain",
         ("subject", "calls", "parsed", "right", "whole chain s", "speed-up", f"tokens to think in {BUDGET:.0f} s"),
         rows,
     )
