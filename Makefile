@@ -14,7 +14,7 @@ AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 .PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-faults test-cuda test-vllm test-clients lint bench clean
 
 help:
-	@echo "make demo         race one token at a time against several, on the built-in model"
+	@echo "make demo         race one token at a time against several, on three prompts, with the built-in model"
 	@echo "make test         lint, types and tests; nine minutes on two cores"
 	@echo "make test-quick   every decoder on one tiny model, and a pass through each part (tests/quick.txt); a minute"
 	@echo "make test-slow    the long checks, too"
@@ -63,17 +63,15 @@ browser: setup-dev
 	@test -f $(AXE) || npm install --silent --no-save --prefix $(VENV)/npm axe-core@4.14.0 >/dev/null 2>&1 \
 		|| echo "no axe-core here (npm could not install it): the playground's accessibility is not checked"
 
-# Sums: there the converted model knows well what it is going to say. In float32, where a pass over several tokens costs
-# little more than one over one; the native backend's plain step leaves less to win (docs/performance.md).
-define DEMO_PROMPT
-A cinema has 14 rows of 22 seats. On Monday 195 of the seats were taken. How many were free? Show every step.
-endef
+# The prompts of the demo and of its picture: a sum, a JSON table and a plain question.
+DEMO_PROMPTS := docs/demo.jsonl
+DEMO_TOKENS := 128
 
 demo: setup
-	$(BIN)/stridelm generate --race --backend torch --max-tokens 160 "$(strip $(DEMO_PROMPT))"
+	$(BIN)/stridelm generate --race --prompts $(DEMO_PROMPTS) --max-tokens $(DEMO_TOKENS)
 
 picture: setup
-	$(BIN)/python docs/race_picture.py "$(strip $(DEMO_PROMPT))"
+	$(BIN)/python docs/race_picture.py $(DEMO_PROMPTS) $(DEMO_TOKENS)
 
 screenshots: setup-dev browser
 	$(BIN)/python docs/playground_pictures.py

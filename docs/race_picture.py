@@ -1,4 +1,4 @@
-"""Draw docs/race.svg: run `stridelm generate --race` on a prompt and keep the terminal's last picture.
+"""Draw docs/race.svg: run the races of `make demo` and keep what the terminal shows at the end.
 
 make picture
 """
@@ -8,13 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stridelm import LoadSettings, SamplingParams, load
-from stridelm.cli.race import run_race
+from stridelm import SamplingParams, load
+from stridelm.cli.race import run_races
+from stridelm.prompts import read_prompts
 from stridelm.settings import DecodeSettings
 
+PICTURE = Path(__file__).parent / "race.svg"
+
 with Path("/dev/null").open("w") as nowhere:
-    console = Console(record=True, width=110, file=nowhere, highlight=False)
-    model = load(settings=LoadSettings(device="cpu", backend="torch"))
-    params = SamplingParams(max_tokens=160)
-    run_race(model, sys.argv[1], params, DecodeSettings(), raw=False, as_json=False, console=console)
-    console.save_svg("docs/race.svg", title="stridelm generate --race")
+    console = Console(record=True, width=120, file=nowhere, highlight=False)
+    lines = read_prompts(Path(sys.argv[1]))
+    params = SamplingParams(max_tokens=int(sys.argv[2]))
+    run_races(load(), lines, params, DecodeSettings(), raw=False, as_json=False, console=console)
+    console.save_svg(str(PICTURE), title="make demo")

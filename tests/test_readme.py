@@ -12,8 +12,9 @@ from stridelm.bench import benchmark, tune
 from stridelm.cli import acceptance, chat, generate, models, serve
 from stridelm.cli import app as cli
 from stridelm.export import run as export
+from stridelm.prompts import read_prompts
 from stridelm.serve.schemas.chat import ChatRequest
-from stridelm.settings import DEFAULT_MODEL
+from stridelm.settings import DEFAULT_MODEL, DecodeSettings, ModelChoice
 from stridelm.train import run as train
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +57,24 @@ def test_tables_are_those_of_the_code_and_of_what_was_measured() -> None:
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def test_the_demo_is_three_races_on_the_default_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    given = dict(re.findall(r"^(DEMO_\w+) := (.*)$", makefile, re.MULTILINE))
+    (recipe,) = re.findall(r"^demo: .*\n\t\$\(BIN\)/(.*)$", makefile, re.MULTILINE)
+    command = re.sub(r"\$\((\w+)\)", lambda name: given[name[1]], recipe)
+    asked: list[generate.GenerateOptions] = []
+    monkeypatch.setattr(generate, "run", asked.append)
+    monkeypatch.setattr("sys.argv", shlex.split(command))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    (options,) = asked
+    assert options.race and options.choice == ModelChoice() and options.decode == DecodeSettings()
+    assert options.sampling.max_tokens is not None and options.sampling.max_tokens <= 128
+    assert options.prompts is not None
+    assert [line.category for line in read_prompts(ROOT / options.prompts)] == ["sum", "JSON table", "question"]
 
 
 def test_links_and_tree_name_real_files() -> None:

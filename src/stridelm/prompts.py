@@ -21,6 +21,11 @@ class PromptLine:
     answer: object = None
     """The file's "answer" entry; not checked before `with_answer` is called."""
 
+    @property
+    def shown(self) -> str:
+        """The prompt for people: a chat's last message, on one line."""
+        return " ".join((self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]).split())
+
     def with_answer(self) -> tuple[str | list[dict[str, Any]], str]:
         """The prompt and its answer: the line's "answer", or a chat's last turn if that is the assistant's."""
         if self.answer is not None:

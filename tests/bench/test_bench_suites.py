@@ -1,8 +1,10 @@
 """The suites of `stridelm bench`: their questions, checkers with right and wrong answers, and the chain of calls."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stridelm import InputError
+from stridelm.bench import benchmark
 from stridelm.bench.records import Answer, Quality, Question, Record
 from stridelm.bench.scenarios import agent_figures, first_words, reasoning_tokens, voice_figures
-from stridelm.bench.suites.agent import STEPS, AgentTask, Call, execute, is_right, parse_call
+from stridelm.bench.suites.agent import AgentTask, agent_tasks, is_right, parse_call
+from stridelm.bench.suites.chain import Call, Chain
+from stridelm.bench.suites.chains import CHAINS
 from stridelm.bench.suites.checkers import contains, find_json, numbers, same
 from stridelm.bench.suites.long_prompts import LONG_SIZES, long_questions
 from stridelm.bench.suites.table import SUITES, own_questions, questions
+from stridelm.settings import ModelChoice
 
 FIXED = [name for name, suite in SUITES.items() if suite.is_fixed]
 CHECKED = [question.checker for name in FIXED for question in questions(name) if question.checker]
@@ -45,6 +51,12 @@ UP, DOWN = range(1, 41), range(30, 0, -1)
 ANSWERS: dict[str, tuple[list[str], list[str]]] = {
     "gemma/speed-cycling": (["48 km in 2 + 1 hours: 16 km/h", "It is **16.0**."], ["18", "", "16 km/h, not 18"]),
     "gemma/speed-train": (["300 / 5 = 60 km/h."], ["62.5", "60 or 61"]),
+    "gemma/speed-van": (["2 h + 1 h for 120 km: 40 km/h"], ["45", "40 km/h rather than 45"]),
+    "gemma/speed-ferry": (["(36 + 30) / 3 = 22"], ["(18 + 30) / 2 = 24"]),
+    "gemma/speed-coach": (["300 km / 4 h = **75.0**"], ["300 / 3.5 = 85.7"]),
+    "gemma/ten-words-winter": ([" ".join([TEN] * 5)], [" ".join([TEN] * 4), f"{TEN} " * 4 + "Snow falls."]),
+    "gemma/ten-words-books": (["\n".join([TEN] * 3)], [f"Books\n{TEN} {TEN} {TEN}"]),
+    "gemma/ten-words-bread": ([f"{TEN} " * 4], [f"{TEN} " * 3 + TEN.replace("before the", "before")]),
     "gemma/ten-words-sea": (
         [" ".join([TEN] * 4), "\n".join(f"{number}. {TEN}" for number in range(1, 5)), f"{TEN}\n\n" * 4],
         [" ".join([TEN] * 3), " ".join([TEN] * 5), f"{TEN} {TEN} {TEN} More: {TEN}", f"{TEN} " * 3 + "The boats", ""],
@@ -220,9 +232,9 @@ def test_a_long_prompt_has_room_for_its_question() -> None:
         long_questions(bytes_of, [64])
 
 
-def chain(reply: Callable[[int], str]) -> list[Question]:
+def asked_of(chain: Chain, reply: Callable[[int], str]) -> list[Question]:
     """The questions of a task whose replies are these, by step."""
-    task, found = AgentTask(), []
+    task, found = AgentTask(chain), []
     question = task.next(None)
     while question is not None:
         found.append(question)
@@ -230,40 +242,54 @@ def chain(reply: Callable[[int], str]) -> list[Question]:
     return found
 
 
-def test_the_needed_calls_are_right_and_go_through() -> None:
-    found = chain(lambda step: f"```json\n{STEPS[step].needed}\n```")
-    assert [question.name for question in found] == [f"call-{number:02}" for number in range(1, 11)]
-    for question, step in zip(found, STEPS, strict=True):
-        assert "error" not in execute(step.needed)
+each_chain = pytest.mark.parametrize("chain", CHAINS, ids=[chain.name for chain in CHAINS])
+
+
+@each_chain
+def test_the_needed_calls_are_right_and_go_through(chain: Chain) -> None:
+    found = asked_of(chain, lambda step: f"```json\n{chain.steps[step].needed}\n```")
+    assert [question.name for question in found] == [f"{chain.name}-{number:02}" for number in range(1, 11)]
+    for question, step in zip(found, chain.steps, strict=True):
+        assert "error" not in chain.execute(step.needed)
         assert question.checker and question.checker(str(step.needed)) and not question.checker("I would call it.")
-        assert "book_courier(courier_id, order_id)" in question.messages[0]["content"]
+        tool = step.needed.tool
+        assert f"{tool}({', '.join(step.needed.arguments)})" in question.messages[0]["content"]
     assert not any("right call" in message["content"] for message in found[-1].messages)
 
 
-def test_every_call_needs_what_calls_before_it_found() -> None:
-    known = "Mara Lind"
-    for number, step in enumerate(STEPS):
+@each_chain
+def test_every_tool_is_needed_once_and_the_example_is_of_another_task(chain: Chain) -> None:
+    assert sorted(step.needed.tool for step in chain.steps) == sorted(chain.tools)
+    assert "error" not in chain.execute(chain.example.needed)
+    assert not any(is_right(chain.example.needed, step.needed) for step in chain.steps)
+
+
+@each_chain
+def test_every_call_needs_what_calls_before_it_found(chain: Chain) -> None:
+    known = chain.steps[0].what
+    for number, step in enumerate(chain.steps):
         for value in step.needed.arguments.values():
             assert str(value) in known
         if number:
-            earlier = json.dumps([execute(other.needed) for other in STEPS[:number]])
+            earlier = json.dumps([chain.execute(other.needed) for other in chain.steps[:number]])
             assert any(str(value) in earlier for value in step.needed.arguments.values())
-            assert not any(str(value) in STEPS[number].what for value in step.needed.arguments.values())
-        known += json.dumps(execute(step.needed))
+            assert not any(str(value) in step.what for value in step.needed.arguments.values())
+        known += json.dumps(chain.execute(step.needed))
 
 
+@each_chain
 @pytest.mark.parametrize(
     "reply",
     ["", "I cannot do this.", '{"tool": "fly", "arguments": {}}', '{"tool": "get_item", "arguments": {"item_id": 9}}',
-     '{"tool": "list_orders", "arguments": {}}'],
+     '{"tool": "list_orders", "arguments": {}}', '{"tool": "excess", "arguments": {"temperature": "hot", "limit": 1}}'],
 )  # fmt: skip
-def test_the_chain_goes_on_after_wrong_calls(reply: str) -> None:
-    found = chain(lambda step: reply)
-    assert len(found) == len(STEPS)
+def test_the_chain_goes_on_after_wrong_calls(chain: Chain, reply: str) -> None:
+    found = asked_of(chain, lambda step: reply)
+    assert len(found) == len(chain.steps)
     for number, question in enumerate(found[1:]):
         said = question.messages[-1]["content"]
-        needed = STEPS[number].needed
-        assert json.dumps(execute(needed)) in said
+        needed = chain.steps[number].needed
+        assert json.dumps(chain.execute(needed)) in said
         # What is no call is taken for the needed one.
         assert (str(needed) in said) == (parse_call(reply) is not None)
         assert question.messages[-2]["content"] == str(parse_call(reply) or needed)
@@ -271,16 +297,61 @@ def test_the_chain_goes_on_after_wrong_calls(reply: str) -> None:
 
 
 def test_a_wrong_call_is_told_what_it_found() -> None:
-    task = AgentTask()
+    task = AgentTask(CHAINS[0])
     task.next(None)
     question = task.next(str(Call("find_customer", {"name": "Ivo Brandt"})))
     assert question and 'Result: {"customer_id": "C-517"}' in question.messages[-1]["content"]
 
 
-@given(st.sampled_from(STEPS), st.sampled_from([str.upper, str.lower, "{} ".format]))
-def test_a_right_call_finds_what_the_needed_one_does(step: Any, spell: Callable[[str], str]) -> None:
+ANY_STEP = st.sampled_from([(chain, step) for chain in CHAINS for step in chain.steps])
+
+
+@given(ANY_STEP, st.sampled_from([str.upper, str.lower, "{} ".format]))
+def test_a_right_call_finds_what_the_needed_one_does(place: Any, spell: Callable[[str], str]) -> None:
+    chain, step = place
     call = Call(step.needed.tool, {name: spell(str(value)) for name, value in step.needed.arguments.items()})
-    assert is_right(call, step.needed) and execute(call) == execute(step.needed)
+    assert is_right(call, step.needed) and chain.execute(call) == chain.execute(step.needed)
+
+
+def questions_of_agent(limit: int | None) -> list[str]:
+    return [question.name for task in agent_tasks(limit) for question in asked_of(task.chain, lambda step: "")]
+
+
+def test_a_chain_is_never_cut() -> None:
+    ten = [f"order-{number:02}" for number in range(1, 11)]
+    assert questions_of_agent(1) == questions_of_agent(10) == ten
+    assert len(questions_of_agent(11)) == 20 and len(questions_of_agent(1000)) == len(questions_of_agent(None))
+
+
+def test_suites_whose_figures_are_targets_have_questions_enough(tmp_path: Path) -> None:
+    """An interval over seven questions says little. A quick run asks no more for it."""
+    names = {name: [question.name for question in questions(name)] for name in ("gemma", "voice")}
+    names["agent"] = questions_of_agent(None)
+    for name, found in names.items():
+        assert len(set(found)) == len(found) >= 24, name
+    for name in FIXED:
+        texts = [question.messages[-1]["content"].casefold() for question in questions(name)]
+        assert len(set(texts)) == len(texts)
+    quick = benchmark._with_defaults(
+        benchmark.BenchOptions(tmp_path, ModelChoice(), (), None, (), (), None, None, None, quick=True)
+    )
+    asked_quickly = Counter(question.suite for question in benchmark._fixed_questions(quick))
+    assert asked_quickly == dict.fromkeys(FIXED, 2)
+    assert len(questions_of_agent(quick.limit)) == 10
+
+
+@pytest.mark.parametrize(("quick", "limit", "count"), [(False, None, 3), (False, 2, 2), (True, 2, 1)])
+def test_a_limit_holds_for_long_prompts(tmp_path: Path, quick: bool, limit: int | None, count: int) -> None:
+    forward, tokenizer = SimpleNamespace(longest=100_000), SimpleNamespace(encode=str.split)
+    model: Any = SimpleNamespace(engine=SimpleNamespace(forward=forward), target=SimpleNamespace(tokenizer=tokenizer))
+    options = benchmark.BenchOptions(tmp_path, ModelChoice(), (), None, (), (), None, limit, None, quick)
+    assert len(benchmark._long_questions(model, options)) == count
+
+
+def test_the_first_questions_of_gemma_are_of_all_kinds() -> None:
+    kinds = ["protocols", "speed", "counterexample", "tamil", "ten-words"]
+    found = [next(kind for kind in kinds if question.name.startswith(kind)) for question in questions("gemma")]
+    assert found == kinds * (len(found) // len(kinds))
 
 
 ANY_JSON = st.recursive(
@@ -290,22 +361,23 @@ ANY_JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(STEPS), st.data())
-def test_tools_take_any_arguments(step: Any, data: st.DataObject) -> None:
+@given(ANY_STEP, st.data())
+def test_tools_take_any_arguments(place: Any, data: st.DataObject) -> None:
+    chain, step = place
     arguments = {name: data.draw(ANY_JSON) for name in step.needed.arguments}
-    json.dumps(execute(Call(step.needed.tool, arguments)))
+    json.dumps(chain.execute(Call(step.needed.tool, arguments)))
 
 
 def record(
     suite: str, subject: str, seconds: float, *, number: int = 1, right: bool | None = None, text: str = "",
-    strides: tuple[tuple[int, float], ...] = (),
+    strides: tuple[tuple[int, float], ...] = (), question: str = "order-01",
 ) -> Record:  # fmt: skip
     tokens, times = zip(*strides, strict=True) if strides else ((), ())
-    return Record(suite, "q", subject, number, Answer((), text, tokens, times, seconds), Quality(right=right))
+    return Record(suite, question, subject, number, Answer((), text, tokens, times, seconds), Quality(right=right))
 
 
 def test_the_figures_of_a_chain() -> None:
-    call = str(STEPS[0].needed)
+    call = str(CHAINS[0].steps[0].needed)
     records = [
         *(record("agent", "plain", 4.0, number=number, text=call, right=True) for number in (1, 1, 2)),
         record("agent", "self", 1.0, number=1, text=call, right=False),
@@ -320,6 +392,17 @@ def test_the_figures_of_a_chain() -> None:
     assert own.seconds == 2.5 and own.speed_up == 3.0  # 8 / 4 and 4 / 1
     assert figures["plain"].speed_up == 1
     assert agent_figures(records, "absent")["self"].speed_up is None
+
+
+def test_each_chain_is_compared_with_itself() -> None:
+    records = [
+        record("agent", subject, seconds, question=question)
+        for subject, times in (("plain", (2.0, 2.0, 9.0)), ("self", (1.0, 1.0, 6.0)))
+        for question, seconds in zip(("order-01", "order-02", "trip-01"), times, strict=True)
+    ]
+    figures = agent_figures(records, "plain")
+    assert (figures["plain"].seconds, figures["self"].seconds) == (6.5, 4.0)
+    assert figures["self"].speed_up == 1.75  # of 4 / 2 and 9 / 6
 
 
 def test_reasoning_tokens_fill_what_an_answer_leaves_of_the_budget() -> None:

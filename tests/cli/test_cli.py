@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import pytest
 import torch
@@ -24,7 +24,9 @@ from stridelm.api import LanguageModel
 from stridelm.cli import app as cli
 from stridelm.cli import endings as cli_endings
 from stridelm.cli import generate as generate_command
-from stridelm.cli.race import _first_difference
+from stridelm.cli import race_report
+from stridelm.cli.race import RaceLane, _run
+from stridelm.cli.race_report import first_difference
 from stridelm.engine.detokenize import TextStream
 from stridelm.models.adapter import save_adapter
 from stridelm.models.builtin import FOLDER
@@ -352,12 +354,73 @@ def test_race_as_json(generate: Call, tiny_folder: Callable[..., Path]) -> None:
     assert "speed-up" in run.err
 
 
+RACES = ({"prompt": "Hello there", "category": "greeting"}, {"messages": [{"role": "user", "content": "Two\nrivers"}]})
+
+
+def test_races_on_several_prompts(generate: Call, tmp_path: Path) -> None:
+    run = generate("--race", "--prompts", write_lines(tmp_path, *RACES))
+    assert (run.status, run.err) == (0, "")
+    assert run.out.count("─ one token at a time ─") == run.out.count("─ several: auto ─") == 2
+    assert "greeting: Hello there\n" in run.out and "\nTwo rivers\n" in run.out, "which prompt it is, before its race"
+    for label in ("greeting", "Two rivers"):
+        row = rf"^{label} +\d+ tokens/s +\d+ tokens/s +\d+\.\d\dx +\d\.\d\d +identical *$"
+        assert re.search(row, run.out, re.MULTILINE)
+    last = run.out.splitlines()[-1]
+    assert re.fullmatch(r"speed-up: greeting \d+\.\d\dx, Two rivers \d+\.\d\dx; all answers identical", last)
+
+
+def test_races_on_several_prompts_as_json(generate: Call, tmp_path: Path) -> None:
+    run = generate("--race", "--json", "--prompts", write_lines(tmp_path, *RACES))
+    assert run.status == 0
+    assert [report["label"] for report in run.objects] == ["greeting", "Two rivers"]
+    for report in run.objects:
+        assert (report["identical"], report["tokens"]) == (True, TOKENS)
+        assert report["speed_up"] == pytest.approx(report["tokens_per_s"] / report["plain_tokens_per_s"], rel=0.01)
+    assert "speed-up: greeting" in run.err
+
+
+def test_a_race_whose_answers_differ_fails_after_all_were_run(
+    generate: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = iter((3, None))
+    monkeypatch.setattr(race_report, "first_difference", lambda plain, other: next(places))
+    run = generate("--race", "--prompts", write_lines(tmp_path, *RACES))
+    assert run.status == 1
+    assert "differ at 3" in run.out
+    assert run.out.splitlines()[-1].endswith("; 1 of 2 answers identical")
+
+
+def test_a_bad_prompt_is_told_before_the_first_race(generate: Call, tmp_path: Path) -> None:
+    file = write_lines(tmp_path, "Hello", "a" * CONTEXT)
+    run = generate("--race", "--prompts", file)
+    assert_refused(run, f"{file}, line 2", str(CONTEXT))
+    assert run.out == ""
+
+
+def test_the_lane_behind_runs_next_and_either_may_begin() -> None:
+    ran: list[str] = []
+
+    class Lane(RaceLane):
+        def take_turn(self) -> None:
+            ran.append(self.title)
+            self.seconds += 2 if self.title == "slow" else 1
+            self.done = self.seconds >= 4
+
+    for order, turns in (
+        ("slow fast", "slow fast fast slow fast fast"),
+        ("fast slow", "fast slow fast fast slow fast"),
+    ):
+        ran.clear()
+        _run([Lane(title, cast(Any, None)) for title in order.split()], lambda: None)
+        assert ran == turns.split()
+
+
 @pytest.mark.parametrize(
     ("plain", "other", "place"),
     [((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((1, 2), (1,), 1), ((), (5,), 0), ((), (), None)],
 )
 def test_where_answers_part(plain: tuple[int, ...], other: tuple[int, ...], place: int | None) -> None:
-    assert _first_difference(plain, other) == place
+    assert first_difference(plain, other) == place
 
 
 # Adapters, and decoders that change the text
@@ -478,7 +541,7 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--batch 2 x": ("--batch", "--prompts"),
     "--race --decoder autoregressive x": ("--race", "--decoder"),
     "--race --temperature 0.8 x": ("--race", "--seed"),
-    "--race --prompts file": ("--prompts", "--race"),
+    "--race --batch 2 --prompts file": ("--batch", "--race"),
     "--race --explain x": ("--explain", "--race"),
     "--prompts file x": ("--prompts",),
     "--prompts missing.jsonl": ("missing.jsonl", "No such file"),

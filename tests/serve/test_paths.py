@@ -35,8 +35,9 @@ from stridelm.chat.remote import RemoteSpeaker
 from stridelm.chat.screen import summary as chat_summary
 from stridelm.chat.speaker import total
 from stridelm.cli.generate import as_json, summary
-from stridelm.cli.race import run_race
+from stridelm.cli.race import run_races
 from stridelm.params import SamplingParams
+from stridelm.prompts import PromptLine
 from stridelm.settings import PLAIN, DecodeSettings
 from stridelm.stats import path_in_words, steps_in_words
 
@@ -105,11 +106,11 @@ def test_steps_that_fail_are_the_hosts_and_counted() -> None:
 
 
 def test_a_race_names_both_paths(model: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(width=200, highlight=False)
-    run_race(model, PROMPT, PARAMS, DecodeSettings("ngram"), raw=False, as_json=True, console=console)
+    console, lines = Console(width=200, highlight=False), [PromptLine("the prompt", PROMPT)]
+    run_races(model, lines, PARAMS, DecodeSettings("ngram"), raw=False, as_json=True, console=console)
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["plain_path"], report["path"], report["identical"]) == (OWN, HOSTS, True)
-    run_race(model, PROMPT, PARAMS, DecodeSettings("self"), raw=False, as_json=False, console=console)
+    run_races(model, lines, PARAMS, DecodeSettings("self"), raw=False, as_json=False, console=console)
     assert capsys.readouterr().out.count(OWN) == 2
 
 

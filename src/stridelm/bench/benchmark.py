@@ -16,7 +16,7 @@ from stridelm.bench.run import Judge, Task, circumstances
 from stridelm.bench.run import run as ask_all
 from stridelm.bench.scenarios import agent_figures, voice_figures
 from stridelm.bench.subjects import Subject, prompt_of
-from stridelm.bench.suites.agent import AgentTask
+from stridelm.bench.suites.agent import agent_tasks
 from stridelm.bench.suites.long_prompts import LONG_SIZES, long_questions
 from stridelm.bench.suites.table import SUITES, own_questions, questions
 from stridelm.bench.table import table
@@ -61,7 +61,7 @@ def run(options: BenchOptions) -> None:
 
     console = Console(highlight=False)
     model = LanguageModel.load(options.choice)
-    tasks: list[Task] = [AgentTask()] if "agent" in options.suites else []
+    tasks: list[Task] = [*agent_tasks(options.limit)] if "agent" in options.suites else []
     if "long" in options.suites:
         asked += _long_questions(model, options)
     from stridelm.bench.subjects.ours import check_questions
@@ -152,7 +152,9 @@ def _cut(question: Question, most: int | None) -> Question:
 
 
 def _long_questions(model: "LanguageModel", options: BenchOptions) -> list[Question]:
-    sizes = [size for size in LONG_SIZES if size + 256 <= model.engine.forward.longest][: 1 if options.quick else None]
+    sizes = [size for size in LONG_SIZES if size + 256 <= model.engine.forward.longest][
+        : 1 if options.quick else options.limit
+    ]
     return [_cut(each, options.max_tokens) for each in long_questions(model.target.tokenizer.encode, sizes)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stridelm.bench.records import Answer, Record
-from stridelm.bench.suites.agent import parse_call
+from stridelm.bench.suites.agent import chain_of, parse_call
 
 BUDGET = 3.0
 """Seconds that a user is assumed to wait for a call."""
@@ -18,18 +18,18 @@ PROMPT, PATIENT = 0.5, 0.8
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """Medians over rounds, unless stated otherwise."""
+    """Medians over chains and rounds, unless stated otherwise."""
 
     calls: int
-    """Number of calls over all rounds."""
+    """Number of calls over all chains and rounds."""
     parsed: int
     """Number of replies that could be parsed as a call."""
     right: int
     """Number of replies that were the expected call."""
     seconds: float
-    """Time of the whole chain."""
+    """Time of a whole chain."""
     speed_up: float | None
-    """Speed-up of the whole chain over the baseline's in the same round; None without the baseline."""
+    """Speed-up of a whole chain over the baseline's in the same round; None without the baseline."""
     reasoning_tokens: float
     """Number of tokens that could be written before a call within the budget: the median over calls."""
 
@@ -51,7 +51,7 @@ def agent_figures(records: Iterable[Record], baseline: str) -> dict[str, AgentFi
     plain = seconds.get(baseline, {})
     figures: dict[str, AgentFigures] = {}
     for subject, own in by_subject.items():
-        ratios = [plain[number] / chain for number, chain in seconds[subject].items() if number in plain]
+        ratios = [plain[key] / chain for key, chain in seconds[subject].items() if key in plain]
         figures[subject] = AgentFigures(
             calls=len(own),
             parsed=sum(parse_call(record.answer.text) is not None for record in own),
@@ -107,9 +107,9 @@ def _by_subject(records: Iterable[Record], suite: str) -> dict[str, list[Record]
     return found
 
 
-def _chain_seconds(records: Iterable[Record]) -> dict[int, float]:
-    """Seconds of the chain, by round."""
-    seconds: dict[int, float] = defaultdict(float)
+def _chain_seconds(records: Iterable[Record]) -> dict[tuple[str, int], float]:
+    """Seconds of each chain, by chain and round."""
+    seconds: dict[tuple[str, int], float] = defaultdict(float)
     for record in records:
-        seconds[record.round] += record.answer.seconds
+        seconds[chain_of(record.question), record.round] += record.answer.seconds
     return seconds

@@ -42,7 +42,10 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="How often each question is asked; default 3.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Ask only the first N questions of each suite.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", help="Ask only the first N questions of each suite; chains of `agent` are never cut."),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", help="Maximum number of tokens of each answer.")
     ] = None,

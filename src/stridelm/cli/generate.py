@@ -1,4 +1,4 @@
-"""`stridelm generate`: one prompt streamed to the terminal, a file of prompts, or a race."""
+"""`stridelm generate`: one prompt streamed to the terminal, a file of prompts, or races."""
 
 import json as jsonlib
 import sys
@@ -51,8 +51,14 @@ def generate(
     decode: DecodeSettings = DecodeSettings(),  # noqa: B008 (frozen)
     sampling: SamplingParams = SamplingParams(),  # noqa: B008 (frozen)
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is: no chat template.")] = False,
-    race: Annotated[bool, typer.Option("--race", help="Race the decoder against one token at a time, live.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per answer, on one line.")] = False,
+    race: Annotated[
+        bool,
+        typer.Option(
+            "--race",
+            help="Race the decoder against one token at a time, live; with --prompts, on each in turn, and a summary.",
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per answer or race, on one line.")] = False,
     batch: Annotated[int, typer.Option("--batch", help="With --prompts: number of answers at once.")] = 1,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say, after the answer, what the decoder's planner decided and why.")
@@ -63,6 +69,7 @@ def generate(
     \b
     stridelm generate "Why is the sky blue?"
     stridelm generate --race "Count to fifty."
+    stridelm generate --race --prompts questions.jsonl
     stridelm generate --prompts questions.jsonl --json --batch 8
     """
     if profile is not None:
@@ -79,10 +86,12 @@ def _refuse_decoding_options(context: typer.Context) -> None:
 def run(options: GenerateOptions) -> None:
     if not 1 <= options.batch <= 1024:
         raise InputError(f"--batch must be between 1 and 1024, not {options.batch}")
-    if options.prompts is not None and (options.prompt is not None or options.race):
-        raise InputError("--prompts takes the place of a prompt and does not go with --race: leave one of them out")
+    if options.prompts is not None and options.prompt is not None:
+        raise InputError("--prompts takes the place of a prompt: leave one of them out")
     if options.batch != 1 and options.prompts is None:
         raise InputError("--batch needs several prompts: give them with --prompts")
+    if options.batch != 1 and options.race:
+        raise InputError("--race runs one prompt at a time and does not go with --batch: leave one of them out")
     if options.explain and options.race:
         raise InputError("--explain is about one decoder and does not go with --race: leave one of them out")
     fingerprint: str | None = None
@@ -97,7 +106,12 @@ def run(options: GenerateOptions) -> None:
     )
     if options.prompts is not None:
         lines = read_prompts(options.prompts)
-        _answer_all(_load(options, fingerprint), lines, options)
+        model = _load(options, fingerprint)
+        _check_prompts(model, lines, options)
+        if options.race:
+            _race(model, lines, options)
+        else:
+            _answer_all(model, lines, options)
     else:
         prompt = _one_prompt(options)
         _answer(_load(options, fingerprint), prompt, options)
@@ -118,14 +132,18 @@ def _load(options: GenerateOptions, fingerprint: str | None) -> "LanguageModel":
 
 def _answer(model: "LanguageModel", prompt: str, options: GenerateOptions) -> None:
     if options.race:
-        from stridelm.cli.race import run_race
-
-        run_race(model, prompt, options.sampling, options.decode, raw=options.raw, as_json=options.json)
+        _race(model, [PromptLine("the prompt", prompt)], options)
     elif options.json:
         _print_json(model, model.generate(prompt, **_arguments(options)), options)
     else:
         _stream(model, prompt, options)
         _explain(model, options)
+
+
+def _race(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
+    from stridelm.cli.race import run_races
+
+    run_races(model, lines, options.sampling, options.decode, raw=options.raw, as_json=options.json)
 
 
 def _one_prompt(options: GenerateOptions) -> str:
@@ -159,16 +177,19 @@ def _stream(model: "LanguageModel", prompt: "Prompt", options: GenerateOptions) 
     Console(stderr=True, highlight=False).out(summary(answer.result()), style="dim")
 
 
-def _answer_all(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
-    from rich.console import Console
-    from rich.progress import track
-
-    # Check every prompt first: a bad one in the middle must not cost the answers before it.
+def _check_prompts(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
+    """Checks every prompt first: a bad one in the middle must not cost the answers before it."""
     for line in lines:
         try:
             model.stream(line.prompt, **_arguments(options)).close()
         except InputError as error:
             raise InputError(f"{line.place}: {error}") from error
+
+
+def _answer_all(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
+    from rich.console import Console
+    from rich.progress import track
+
     prompts = [line.prompt for line in lines]
     parts = [prompts[start : start + options.batch] for start in range(0, len(prompts), options.batch)]
     progress = Console(stderr=True)

@@ -53,7 +53,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "agent",
-            "One task of ten tool calls, each of which needs the results of those before it.",
+            "Three tasks of ten tool calls, each of which needs the results of those before it.",
             64,
             is_fixed=False,
         ),
