@@ -50,6 +50,14 @@ class GrowthFromLogits {
   std::vector<float> logits_;
 };
 
+// An outlook as a caller from outside gives it: see step_plan.h.
+struct PlanQuestion {
+  double rate, masks, mask_row;
+  int64_t pending, longest, option_count, left_count;
+  const double *seconds, *acceptance, *row_seconds, *left;
+  const int64_t* options;
+};
+
 }  // namespace
 
 extern "C" {
@@ -133,5 +141,43 @@ void stride_give_blocks(void* steps, int64_t place, const int32_t* blocks, int64
 }
 void stride_end(void* steps, int64_t place) { static_cast<Steps*>(steps)->end(place); }
 void stride_run_step(void* steps, const Sheets* sheets) { static_cast<Steps*>(steps)->run(*sheets); }
+
+// Parts of a step by themselves, to be compared with the host's. Proposals come as a chain; they return its length.
+int64_t stride_look_up(const int32_t* text, int64_t length, int64_t most, int32_t* tokens, double* scores) {
+  DraftTree found;
+  look_up({text, text + length}, most, found);
+  std::copy(found.tokens.begin(), found.tokens.end(), tokens);
+  std::copy(found.scores.begin(), found.scores.end(), scores);
+  return found.size();
+}
+int64_t stride_follow(const int32_t* prediction, int64_t prediction_length, const int32_t* text, int64_t length,
+                      int64_t prompt_length, int64_t most, int32_t* tokens, double* scores) {
+  const std::vector<int32_t> all(text, text + length);
+  Follower follower;
+  follower.begin(prediction, prediction_length, all, prompt_length);
+  follower.follow(all);
+  DraftTree found;
+  follower.propose(most, found);
+  std::copy(found.tokens.begin(), found.tokens.end(), tokens);
+  std::copy(found.scores.begin(), found.scores.end(), scores);
+  return found.size();
+}
+// `outlook` without its gains: those of masks that are accepted by depth like `acceptance`.
+void stride_choose(int64_t nodes, const int32_t* parents, const double* scores, const PlanQuestion* question,
+                   int64_t* chosen, int32_t* anchors, double* worth) {
+  DraftTree tree;
+  for (int64_t node = 0; node < nodes; node++) tree.add(0, parents[node], kFromMasks, scores[node]);
+  Gains gains;
+  gains.find(question->acceptance, question->longest, question->row_seconds, question->rate);
+  Outlook outlook{question->rate, question->seconds, question->pending, {}, {}, question->masks, question->mask_row, &gains, {}};
+  outlook.options.assign(question->options, question->options + question->option_count);
+  outlook.reach = outlook.options;
+  outlook.left.assign(question->left, question->left + question->left_count);
+  Planner planner;
+  const StepPlan& plan = planner.choose(tree, outlook);
+  chosen[0] = plan.nodes, chosen[1] = static_cast<int64_t>(plan.anchors.size()), chosen[2] = plan.masks;
+  std::copy(plan.anchors.begin(), plan.anchors.end(), anchors);
+  *worth = plan.worth;
+}
 
 }  // extern "C"

@@ -157,6 +157,14 @@ class Sheets(ctypes.Structure):
     )
 
 
+class PlanQuestion(ctypes.Structure):
+    _fields_ = (
+        *((name, c_double) for name in ("rate", "masks", "mask_row")),
+        *((name, c_int64) for name in ("pending", "longest", "option_count", "left_count")),
+        *((name, c_void_p) for name in ("seconds", "acceptance", "row_seconds", "left", "options")),
+    )
+
+
 @cache
 def library() -> Any:
     """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
@@ -198,9 +206,13 @@ def bind(made: Path) -> Any:
     bound.stride_give_blocks.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
     bound.stride_end.argtypes = [c_void_p, c_int64]
     bound.stride_run_step.argtypes = [c_void_p, POINTER(Sheets)]
+    bound.stride_look_up.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    bound.stride_follow.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    bound.stride_look_up.restype = bound.stride_follow.restype = c_int64
+    bound.stride_choose.argtypes = [c_int64, c_void_p, c_void_p, POINTER(PlanQuestion), *[c_void_p] * 3]
     for name in (
         *("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "perturb", "grow", "unpack"),
-        *("move", "free_steps", "begin", "give_blocks", "end", "run_step"),
+        *("move", "free_steps", "begin", "give_blocks", "end", "run_step", "choose"),
     ):
         getattr(bound, f"stride_{name}").restype = None
     return bound

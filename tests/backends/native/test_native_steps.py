@@ -1,0 +1,333 @@
+"""Whole steps of the native backend: they write what plain decoding writes, and their parts decide as the host's do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stridelm
+from exactness import PREDICTIONS, PROMPTS, answers
+from native import forward_of, load_native, skip_without_kernels
+from stepping import step_of
+from stridelm.api import LanguageModel
+from stridelm.backends.native.library import PlanQuestion, library
+from stridelm.backends.native.stepper import NativeStepper
+from stridelm.contracts import Gate
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.cost import Cost
+from stridelm.decode.planned import Planned
+from stridelm.decode.planner import Outlook, choose, gains
+from stridelm.draft.mask import MaskDrafter
+from stridelm.draft.ngram import NgramDrafter
+from stridelm.draft.prediction import Follower
+from stridelm.engine.step_kind import ENGINE_FIELDS
+from stridelm.models.adapter import save_adapter
+from stridelm.params import InputError, SamplingParams
+from stridelm.settings import LoadSettings
+from stridelm.types import MASKS, PREDICTION, ROOT, DraftTree, Sequence, Stride
+from tiny import load_tiny, random_adapter, save_tiny
+
+FREE = Cost((1, 64), (1.0, 1.0))
+"""Rows cost nothing: trees are as wide as they may be, and masks hang everywhere."""
+SETTINGS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=0.9, top_k=50, top_p=0.95, min_p=0.01, seed=5),
+}
+SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 100}
+NO_END: frozenset[int] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, native_cache: Path) -> LanguageModel:
+    folder, adapter = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("adapter")
+    save_tiny(folder, **SHAPE)
+    save_adapter(adapter, random_adapter(load_tiny(folder)))
+    return load_native(folder, native_cache, adapter=adapter, quantize="q8", threads=2)
+
+
+@pytest.fixture(scope="module")
+def builtin() -> LanguageModel:
+    skip_without_kernels()
+    return stridelm.load(settings=LoadSettings(backend="native", cache_tokens=4096, threads=1))
+
+
+def gate_of(model: LanguageModel) -> Gate:
+    gate = forward_of(model).gate
+    assert gate is not None
+    return gate
+
+
+def drafting(model: LanguageModel, *, branches: int = 1, nodes: int = 16, look_up: bool = False, k: int = 9) -> Planned:
+    """Drafts in every step, since rows are free."""
+    gate = gate_of(model)
+    drafters = (NgramDrafter(8),) if look_up else ()
+    return Planned(FREE, masks=MaskDrafter(gate, branches), k=min(k, gate.k), drafters=drafters, nodes=nodes)
+
+
+def strides_of(model: LanguageModel, policy: Planned | Autoregressive, prompt: str, **asked: Any) -> list[Stride]:
+    params = asked.pop("params", SamplingParams())
+    sequence = Sequence(
+        model.encode(prompt), replace(params, max_tokens=48), policy, NO_END, model.target.context_length,
+        is_traced=True, **asked,
+    )  # fmt: skip
+    return list(model.engine.strides_of(sequence))
+
+
+# What is written
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("branches", [1, 3])
+def test_drafts_of_every_form_change_no_token(setting: str, branches: int, builtin: LanguageModel) -> None:
+    params = SETTINGS[setting]
+    plain = strides_of(builtin, Autoregressive(), "Count from one to thirty.", params=params)
+    policy = drafting(builtin, branches=branches, nodes=24)
+    strides = strides_of(builtin, policy, "Count from one to thirty.", params=params)
+    assert [t for each in strides for t in each.tokens] == [t for each in plain for t in each.tokens]
+    assert [round(c, 12) for each in strides for c in each.confidence] == [
+        round(c, 12) for each in plain for c in each.confidence
+    ]
+    assert all(each.is_own for each in (*strides[1:], *plain[1:])) and not strides[0].is_own
+    assert len(strides) < len(plain) / 1.5
+    if branches > 1:  # rows of a second branch were kept, so keys and values had to move
+        assert any(tuple(each.trace.kept) != tuple(range(len(each.tokens))) for each in strides if each.trace)
+
+
+def test_a_trace_shows_what_was_run(builtin: LanguageModel) -> None:
+    policy = drafting(builtin, branches=2, look_up=True)
+    text = builtin.encode("Repeat three times: the cat sat on the mat.")
+    seen: set[str] = set()
+    for stride in strides_of(builtin, policy, "Repeat three times: the cat sat on the mat."):
+        trace = stride.trace
+        assert trace is not None
+        block, path = trace.block, [row - 1 for row in trace.kept[1:]]
+        if stride.is_own:
+            assert block.tokens[0] == text[-1] and block.start == len(text) - 1
+            assert [block.tree.tokens[node] for node in path] == list(stride.tokens[: len(path)])
+            assert [block.tree.parents[node] for node in path] == [ROOT, *path][:-1] if path else True
+            assert stride.sources == (*(block.tree.sources[node] for node in path), "model")[: len(stride.tokens)]
+            assert stride.drafted == len(block.tree)
+            seen |= {*block.tree.sources} | ({"masks"} if block.masks else set())
+        text += stride.tokens
+    assert seen == {MASKS, "ngram", "masks"}
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_predictions_change_no_token(prediction: str, setting: str, tiny_model: LanguageModel) -> None:
+    params = replace(SETTINGS[setting], max_tokens=40)
+    prompts = [tiny_model.encode(text, raw=True) for text in PROMPTS]
+    expected = answers(tiny_model, Autoregressive(), prompts, params, NO_END)
+    predicted = [PREDICTIONS[prediction](answer) for answer in expected]
+    policy = drafting(tiny_model, look_up=True)
+    assert answers(tiny_model, policy, prompts, params, NO_END, predictions=predicted) == expected
+
+
+def test_a_right_prediction_is_followed_by_the_backend(tiny_model: LanguageModel) -> None:
+    (answer,) = answers(
+        tiny_model, Autoregressive(), [tiny_model.encode(PROMPTS[0])], SamplingParams(max_tokens=48), NO_END
+    )
+    strides = strides_of(tiny_model, drafting(tiny_model, look_up=True), PROMPTS[0], prediction=tuple(answer))
+    assert sum(each.predicted for each in strides if each.is_own) > 20
+    assert len(strides) < 10
+    assert {source for each in strides for source in each.sources} >= {PREDICTION}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 9])
+def test_answers_end_where_their_room_ends(max_tokens: int, tiny_model: LanguageModel) -> None:
+    prompts = [tiny_model.encode(text, raw=True) for text in PROMPTS]
+    params = SamplingParams(max_tokens=max_tokens)
+    found = answers(tiny_model, drafting(tiny_model, look_up=True), prompts, params, NO_END)
+    assert found == answers(tiny_model, Autoregressive(), prompts, params, NO_END)
+    assert {len(each) for each in found} == {max_tokens}
+
+
+def test_answers_end_with_the_context(tiny_model: LanguageModel) -> None:
+    context = tiny_model.target.context_length
+    prompt = (tiny_model.encode(PROMPTS[0], raw=True) * 30)[: context - 20]
+    params = SamplingParams(max_tokens=1000)
+    (found,) = answers(tiny_model, drafting(tiny_model, look_up=True), [prompt], params, NO_END)
+    assert len(found) == context - len(prompt)
+    assert [found] == answers(tiny_model, Autoregressive(), [prompt], params, NO_END)
+
+
+def test_an_end_among_the_drafts_ends_the_answer(builtin: LanguageModel) -> None:
+    prompt = builtin.encode("Say yes.")
+    whole = answers(builtin, Autoregressive(), [prompt], SamplingParams(max_tokens=24), NO_END)[0]
+    for end in sorted(set(whole)):
+        expected = answers(builtin, Autoregressive(), [prompt], SamplingParams(max_tokens=24), frozenset({end}))
+        found = answers(builtin, drafting(builtin), [prompt], SamplingParams(max_tokens=24), frozenset({end}))
+        assert found == expected and found[0] == whole[: whole.index(end) + 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_that_come_and_go_write_what_they_write_alone(seed: int, tiny_model: LanguageModel) -> None:
+    """In a cache that is too small for all of them, so that blocks are taken back and texts are read again."""
+    dice, engine = Random(seed), tiny_model.engine
+    policies = [drafting(tiny_model, look_up=True), drafting(tiny_model, branches=3), Autoregressive()]
+    waiting = [
+        Sequence(
+            tiny_model.encode(dice.choice(PROMPTS), raw=True) * dice.randint(1, 3),
+            replace(dice.choice([*SETTINGS.values()]), max_tokens=dice.randint(5, 80), seed=number),
+            dice.choice(policies), NO_END, tiny_model.target.context_length, choice=number % 2,
+        )
+        for number in range(24)
+    ]  # fmt: skip
+    running: list[Sequence] = []
+    finished: list[Sequence] = []
+    most = 0
+    while waiting or running:
+        while waiting and dice.random() < 0.4:
+            running.append(waiting.pop())
+            engine.add(running[-1])
+        most = max(most, len(running))
+        if running and dice.random() < 0.02:
+            engine.remove(running.pop(dice.randrange(len(running))))
+        step_of(engine)
+        engine.forward.cache.check_integrity()
+        finished += [each for each in running if each.finish_reason]
+        running = [each for each in running if not each.finish_reason]
+    assert most > 3 and engine.own_steps.failures == 0
+    assert sum(each.stats.own_forwards for each in finished) > 100
+    for each in finished:
+        prompt, params = each.tokens[: each.prompt_length], each.params
+        alone = Sequence(prompt, params, Autoregressive(), NO_END, each.context_length, choice=each.choice)
+        list(engine.strides_of(alone))
+        assert each.output == alone.output
+
+
+def test_more_texts_than_places_of_the_first_stepper(tiny_model: LanguageModel) -> None:
+    prompts = [tiny_model.encode(f"{number} {PROMPTS[2]}", raw=True) for number in range(20)]
+    params = SamplingParams(max_tokens=12)
+    expected = [answers(tiny_model, Autoregressive(), [prompt], params, NO_END)[0] for prompt in prompts]
+    assert answers(tiny_model, drafting(tiny_model), prompts, params, NO_END) == expected
+
+
+def test_logits_that_are_no_numbers_are_refused(tmp_path: Path, native_cache: Path) -> None:
+    save_tiny(tmp_path, **SHAPE)
+    model = load_native(tmp_path, native_cache, quantize="q8")
+    sequence = Sequence(model.encode("x", raw=True), SamplingParams(max_tokens=9), Autoregressive(), NO_END, 64)
+    strides = model.engine.strides_of(sequence)
+    assert [next(strides).is_own for _ in range(2)] == [False, True]
+    damaged = np.full(forward_of(model).width, np.nan, np.float32)
+    forward_of(model).weights.model.last_norm = damaged.ctypes.data
+    with pytest.raises(InputError, match="not finite"):
+        next(strides)
+
+
+def test_what_is_not_obeyed_takes_the_hosts_steps(tiny_model: LanguageModel) -> None:
+    stepper = forward_of(tiny_model).stepper(0, 16, NO_END)
+    assert stepper is forward_of(tiny_model).stepper(5, 16, NO_END) and stepper.plans
+    assert not stepper.obeys & {"grammar", "alternatives", "logit_bias", "repetition_penalty", "presence_penalty"}
+    assert stepper.obeys.isdisjoint(ENGINE_FIELDS)
+    for params in (SamplingParams(logit_bias={3: 1.0}), SamplingParams(repetition_penalty=1.2)):
+        strides = strides_of(tiny_model, drafting(tiny_model), PROMPTS[0], params=params)
+        assert not any(each.is_own for each in strides)
+
+
+# What is decided: as the host decides
+
+
+def look_up(text: list[int], most: int) -> tuple[list[int], list[float]]:
+    tokens, scores = np.empty(64, np.int32), np.empty(64)
+    array = np.array(text, np.int32)
+    count = library().stride_look_up(array.ctypes.data, len(array), most, tokens.ctypes.data, scores.ctypes.data)
+    return tokens[:count].tolist(), scores[:count].tolist()
+
+
+def follow(prediction: list[int], text: list[int], prompt: int, most: int) -> tuple[list[int], list[float]]:
+    tokens, scores = np.empty(64, np.int32), np.empty(64)
+    one, two = np.array(prediction, np.int32), np.array(text, np.int32)
+    count = library().stride_follow(
+        one.ctypes.data, len(one), two.ctypes.data, len(two), prompt, most, tokens.ctypes.data, scores.ctypes.data
+    )
+    return tokens[:count].tolist(), scores[:count].tolist()
+
+
+FEW = st.lists(st.integers(0, 3), min_size=1, max_size=60)
+
+
+@settings(max_examples=300)
+@given(FEW, st.integers(1, 12))
+def test_look_up(text: list[int], most: int) -> None:
+    skip_without_kernels()
+    sequence = Sequence(list(text), SamplingParams(), Autoregressive(), NO_END, 1000)
+    (expected,) = NgramDrafter(most).propose([sequence])
+    tokens, scores = look_up(text, most)
+    assert tuple(tokens) == expected.tokens and scores == pytest.approx(expected.scores)
+
+
+@settings(max_examples=300)
+@given(FEW, FEW, st.lists(st.integers(0, 3), max_size=30), st.booleans())
+def test_following_a_prediction(prediction: list[int], text: list[int], prompt: list[int], ends_alike: bool) -> None:
+    skip_without_kernels()
+    if ends_alike:
+        prompt = prompt + prediction[: len(prediction) // 2]
+    follower = Follower(tuple(prediction), prompt)
+    follower.follow([*prompt, *text])
+    expected = follower.propose(48)
+    tokens, scores = follow(prediction, [*prompt, *text], len(prompt), 48)
+    assert tokens == expected[0] and scores == pytest.approx(expected[1])
+
+
+def plan_of(tree: DraftTree, outlook: Outlook, acceptance: list[float], rows: list[float]) -> tuple[float, list[int]]:
+    """Its worth; numbers of nodes, of anchors and of masks per anchor."""
+    arrays = [np.array(each, np.float64) for each in (outlook.seconds, acceptance, rows, outlook.left, tree.scores)]
+    seconds, accepted, row_seconds, left, scores = arrays
+    options, parents = np.array(outlook.mask_options, np.int64), np.array(tree.parents, np.int32)
+    question = PlanQuestion(
+        outlook.rate, outlook.mask_seconds, outlook.mask_row_seconds, outlook.pending, len(acceptance), len(options),
+        len(left), *(each.ctypes.data for each in (seconds, accepted, row_seconds, left, options)),
+    )  # fmt: skip
+    chosen, anchors, worth = np.empty(3, np.int64), np.empty(64, np.int32), np.empty(1)
+    library().stride_choose(
+        len(tree), parents.ctypes.data, scores.ctypes.data, question, chosen.ctypes.data, anchors.ctypes.data,
+        worth.ctypes.data,
+    )  # fmt: skip
+    return float(worth[0]), chosen.tolist()
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 3, 4, 5, 8, 12])
+@pytest.mark.parametrize("make_parent", [lambda dice, node: node - 1, lambda dice, node: dice.randint(ROOT, node - 1)])
+def test_plans(nodes: int, make_parent: Callable[[Random, int], int]) -> None:
+    skip_without_kernels()
+    dice, kinds = Random(nodes), set[tuple[bool, bool]]()
+    for _ in range(150):
+        acceptance = [dice.uniform(0.2, 0.99) for _ in range(8)]
+        seconds = np.cumsum([1.0, *(dice.uniform(0, 0.3) for _ in range(160))])
+        rows, rate = np.diff(seconds)[1:9].tolist(), dice.uniform(0.5, 2.5)
+        gained = gains(acceptance, rows, rate)
+        options = (2, 4, 8)[: dice.randint(0, 3)]
+        left = (*gained[5][1:], 0.0) if dice.random() < 0.5 else (0.0,)
+        fresh = [gained[count] for count in options]
+        outlook = Outlook(rate, seconds, 1, options, dice.uniform(0, 0.3), dice.uniform(0, 0.05), fresh, left)
+        tree = sorted_tree(dice, nodes, make_parent)
+        plan = choose(tree, outlook)
+        worth, (count, anchors, masks) = plan_of(tree, outlook, acceptance, rows)
+        assert worth == pytest.approx(plan.worth, abs=1e-9)
+        assert (count, anchors, masks if anchors else 0) == (plan.nodes, len(plan.anchors), plan.masks)
+        kinds.add((count > 0, anchors > 0))
+    assert len(kinds) > 1
+
+
+def sorted_tree(dice: Random, nodes: int, make_parent: Callable[[Random, int], int]) -> DraftTree:
+    """The likeliest paths first."""
+    parents = [make_parent(dice, node) for node in range(nodes)]
+    scores = [dice.uniform(0.3, 0.95) / (1 + parents.count(parents[node])) for node in range(nodes)]
+    paths: list[float] = []
+    for parent, score in zip(parents, scores, strict=True):
+        paths.append(score * (1.0 if parent == ROOT else paths[parent]))
+    order = sorted(range(nodes), key=lambda node: -paths[node])
+    renamed = {ROOT: ROOT} | {node: at for at, node in enumerate(order)}
+    return DraftTree.of(range(nodes), [renamed[parents[node]] for node in order], MASKS, [scores[n] for n in order])
+
+
+def test_a_stepper_needs_no_costs_for_one_token_at_a_time(tiny_model: LanguageModel) -> None:
+    assert Autoregressive().own_plan is not None
+    assert isinstance(forward_of(tiny_model).stepper(0, 1, NO_END), NativeStepper)
