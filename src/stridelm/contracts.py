@@ -84,24 +84,16 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a tree is grown from masks, of a text without a grammar and without penalties."""
+    """How a tree is grown from masks."""
 
-    before: int
-    """The text's last token."""
-    position: int
-    """The next token's: the text's length."""
+    sequence: Sequence
+    """Its draws depend on nothing else than their positions: no grammar, no penalties."""
     candidates: int
     """Number of likeliest tokens per position among which its drafts are chosen."""
     branches: int
     """Maximum number of children per node, and of nodes per depth that get children."""
     floor: float
     """Nodes less likely to be accepted than this are left out."""
-    params: SamplingParams
-    """How the text draws."""
-    noise_key: int
-    """`sampling.noise_key` of the text's seed and choice."""
-    ends: frozenset[int]
-    """Nodes with these tokens get no children."""
 
 
 class Heads(Protocol):

@@ -6,7 +6,6 @@ these. It can read any tokens: a chain whose anchor is some tokens back is still
 
 from stridelm.contracts import Gate, Growth
 from stridelm.draft.grow import Chain, TreeGrower
-from stridelm.sampling import noise_key
 from stridelm.types import MASKS, ROOT, DraftTree, Sequence
 
 
@@ -25,18 +24,14 @@ class MaskDrafter(TreeGrower):
     def _at_once(self, sequence: Sequence, chain: Chain, depth: int, floor: float) -> DraftTree | None:
         """The same tree, grown by the backend in one call: if the draws depend on nothing else than their
         positions."""
-        params = sequence.params
-        if sequence.grammar is not None or params.weighs_text or chain.left <= 0:
+        if sequence.grammar is not None or sequence.params.weighs_text or chain.left <= 0:
             return None
-        growth = Growth(
-            sequence.tokens[-1], len(sequence.tokens), self.count(sequence), self.branches, floor, params,
-            noise_key(sequence.seed, sequence.choice), sequence.eos_ids,
-        )  # fmt: skip
+        growth = Growth(sequence, self.count(sequence), self.branches, floor)
         places = slice(chain.used, chain.used + depth)
         grown = self.gate.grow(chain.logits_DV[places], chain.hidden_DC[places], chain.state_1S, growth)
         if grown is None:
             return None
-        paths: dict[int, tuple[int, ...]] = {ROOT: (growth.before,)}
+        paths: dict[int, tuple[int, ...]] = {ROOT: (sequence.tokens[-1],)}
         for node, (token, parent) in enumerate(zip(grown.tree.tokens, grown.tree.parents, strict=True)):
             paths[node] = (*paths[parent], token)
         for place, node in enumerate(grown.buds):

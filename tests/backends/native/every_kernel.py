@@ -19,9 +19,10 @@ from stridelm.backends.native import library as library_module
 from stridelm.backends.native.library import library
 from stridelm.backends.native.quantised_matrix import pack_panels, quantise
 from stridelm.contracts import Growth
+from stridelm.decode.autoregressive import Autoregressive
 from stridelm.layout import lay_out, make_block
 from stridelm.params import SamplingParams
-from stridelm.types import ROOT, DraftTree
+from stridelm.types import ROOT, DraftTree, Sequence
 
 TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
 PREFIXES = [[7 * at % 250 for at in range(length)] for length in (1, 16, 40)]
@@ -74,7 +75,8 @@ def draft(forward: Any, rows: np.ndarray) -> None:
     forward.gate.moved(np.asarray([0, 259]), logits[:, [0, 259]], added)
     for temperature, branches, candidates in ((0.0, 1, 1), (0.7, 2, 16), (1.0, 3, 1000)):
         params = SamplingParams(temperature=temperature, top_p=0.9, logit_bias={0: -np.inf, 259: 1.0})
-        growth = Growth(259, 7, candidates, branches, 0.0, params, 2**63, frozenset({3, 4}))
+        sequence = Sequence([7, 259], params, Autoregressive(), frozenset({3, 4}), 64)
+        growth = Growth(sequence, candidates, branches, 0.0)
         grown = forward.gate.grow(logits, rows, None, growth)
         assert grown is not None and len(grown.buds) >= 1
 

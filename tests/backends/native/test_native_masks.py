@@ -257,7 +257,8 @@ def test_threads_change_no_bit_of_trees(threads: int, sequential_size: int, get:
         logits_DV = 2 * random.normal(size=(4, one.weights.vocabulary)).astype(np.float32)
         hidden_DC = random.normal(size=(4, one.width)).astype(np.float32)
         params = SamplingParams(temperature=number % 3 / 2, top_p=0.9)
-        growth = Growth(5, number, 64, 1 + number % 3, 0.001, params, number, frozenset())
+        sequence = Sequence([5] * (1 + number), params, Autoregressive(), frozenset(), 64)
+        growth = Growth(sequence, 64, 1 + number % 3, 0.001)
         trees = []
         for gate in (one.gate, NativeForward(weights, 2048).gate):
             assert gate is not None

@@ -19,8 +19,8 @@ from stridelm.backends.native.library import (
 from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Growth
-from stridelm.params import SamplingParams
-from stridelm.types import MASKS, DraftTree, GrownTree
+from stridelm.sampling import noise_key
+from stridelm.types import MASKS, DraftTree, GrownTree, Sequence
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
 TAIL_UP, TAIL_DOWN = "tail.up", "tail.down"
@@ -102,11 +102,12 @@ class NativeGate:
     def grow(
         self, logits_DV: np.ndarray, hidden_DC: np.ndarray, state_1S: np.ndarray | None, growth: Growth
     ) -> GrownTree:
-        depth, params = len(hidden_DC), growth.params
-        assert logits_DV.strides[1] == 4 and 0 <= growth.before < self._weights.vocabulary, "float32 rows, a token"
+        depth, sequence, params = len(hidden_DC), growth.sequence, growth.sequence.params
+        before = sequence.tokens[-1]
+        assert logits_DV.strides[1] == 4 and 0 <= before < self._weights.vocabulary, "float32 rows, a token"
         state_1S = np.ascontiguousarray(self.start(1) if state_1S is None else state_1S, np.float32)
         hidden_DC = np.ascontiguousarray(hidden_DC, np.float32)
-        biased, ends = np.array([*params.logit_bias], np.int64), np.array([*growth.ends], np.int64)
+        biased, ends = np.array([*params.logit_bias], np.int64), np.array([*sequence.eos_ids], np.int64)
         biases = np.array([*params.logit_bias.values()], np.float32)
         room = depth * growth.branches
         counts, bud_nodes = np.zeros(2, np.int64), np.empty(room, np.int64)
@@ -114,7 +115,7 @@ class NativeGate:
         scores, states_BS = np.empty(room * growth.branches), np.empty((room, self.state_size), np.float32)
         vocabulary, stride = logits_DV.shape[1], logits_DV.strides[0] // 4
         rules = GrowthRules(
-            growth.before, growth.position, growth.branches, growth.floor, draw_rules(params, growth.noise_key),
+            before, len(sequence.tokens), growth.branches, growth.floor, draw_rules(sequence),
             len(biased), address(biased), address(biases), len(ends), address(ends),
         )  # fmt: skip
         first = address(counts)
@@ -134,5 +135,6 @@ class NativeGate:
         return self._weights.score(hidden_XC)
 
 
-def draw_rules(params: SamplingParams, noise_key: int) -> DrawRules:
-    return DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, noise_key)
+def draw_rules(sequence: Sequence) -> DrawRules:
+    params, key = sequence.params, noise_key(sequence.seed, sequence.choice)
+    return DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, key)

@@ -48,25 +48,21 @@ class Peaks {
 
   // The `count`-th largest number; -infinity if there are not as many.
   float largest(int64_t count) {
-    // The best of as many blocks are as many numbers, so none of the largest is below the least of these.
-    float least = -kInfinity;
-    if (count <= static_cast<int64_t>(best_of_blocks_.size())) {
-      found_ = best_of_blocks_;
-      least = select(count);
-    }
+    places_.clear();
+    each_from(bound_of_largest(count), [&](int64_t i) { places_.push_back(i); });
+    if (static_cast<int64_t>(places_.size()) < count) return -kInfinity;
     found_.clear();
-    each_from(least, [&](int64_t i) { found_.push_back(x_[i]); });
-    return static_cast<int64_t>(found_.size()) < count ? -kInfinity : select(count);
+    for (int64_t place : places_) found_.push_back(x_[place]);
+    return select(count);
   }
 
   // The indices of the `count` largest numbers, in rising order; of equal ones the first.
   void top(int64_t count, int64_t* places) {
     const float least = largest(count);
     int64_t equal = count, found = 0;
-    for (float each : found_) equal -= each > least;
-    each_from(least, [&](int64_t i) {
-      if (x_[i] > least || equal-- > 0) places[found++] = i;
-    });
+    for (int64_t place : places_) equal -= x_[place] > least;
+    for (int64_t place : places_)
+      if (x_[place] > least || (x_[place] == least && equal-- > 0)) places[found++] = place;
     for (int64_t i = 0; found < count; i++)  // there is nothing else than NaNs
       if (x_[i] != x_[i]) places[found++] = i;
   }
@@ -95,6 +91,18 @@ class Peaks {
   // A block is the numbers of one lane in this many vectors: no vector need be taken apart.
   static constexpr int64_t kTile = 32;
 
+  // None of the `count` largest numbers is below it: as many blocks have numbers that are not. A few times as many
+  // blocks are enough to come near.
+  float bound_of_largest(int64_t count) {
+    int64_t size = static_cast<int64_t>(best_of_blocks_.size());
+    if (count > size) return -kInfinity;
+    found_ = best_of_blocks_;
+    for (; size % 2 == 0 && size >= 8 * count; size /= 2)
+      for (int64_t i = 0; i < size / 2; i++) found_[i] = std::max(found_[i], found_[i + size / 2]);
+    found_.resize(size);
+    return select(count);
+  }
+
   float select(int64_t count) {
     std::nth_element(found_.begin(), found_.begin() + (count - 1), found_.end(), std::greater<float>());
     return found_[count - 1];
@@ -105,6 +113,7 @@ class Peaks {
   float best_ = -kInfinity;
   bool has_nan_ = false;
   std::vector<float> best_of_blocks_, found_;
+  std::vector<int64_t> places_;
 };
 
 }  // namespace stride
