@@ -6,7 +6,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stridelm.params import SamplingParams
 from stridelm.stepper import OwnPlan, Stepper
 from stridelm.types import Array, Block, Commit, DraftTree, GrownTree, Output, Rows, Sequence
 

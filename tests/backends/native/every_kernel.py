@@ -7,6 +7,7 @@ A form is `LoadSettings` by name; a model its folder and that of its adapter.
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,8 +21,10 @@ from stridelm.backends.native.library import library
 from stridelm.backends.native.quantised_matrix import pack_panels, quantise
 from stridelm.contracts import Growth
 from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.cost import Cost
 from stridelm.layout import lay_out, make_block
 from stridelm.params import SamplingParams
+from stridelm.stepper import PLAIN_PLAN, Continuation, OwnPlan
 from stridelm.types import ROOT, DraftTree, Sequence
 
 TREE = DraftTree.of((5, 6, 7, 8, 9, 10), (ROOT, 0, 1, ROOT, 3, 0), "tree")
@@ -33,12 +36,14 @@ def main(given: dict[str, Any]) -> None:
     library_module.FLAGS, library_module.LINK_FLAGS = tuple(given["flags"]), tuple(given["link_flags"])
     for folder, adapter in given["models"]:
         for form in given["forms"]:
-            settings = LoadSettings(**form, cache_tokens=512)
+            settings = LoadSettings(**form, cache_tokens=1024)
             forward = stridelm.load(folder, adapter=adapter, settings=settings).loaded.forward
             # Two callers at once, as when a server's worker runs while a model is loaded and timed.
-            second = Thread(target=run_steps, args=(forward.with_cache(512), (0, 5)))
+            second = Thread(target=run_steps, args=(forward.with_cache(1024), (0, 5)))
             second.start()
             run_steps(forward, (0, 1, 5))
+            for head_row in (0.0, 1.0):
+                run_own_steps(forward, head_row)
             second.join()
     run_products()
     run_draws()
@@ -66,6 +71,35 @@ def run_steps(forward: Any, masks_in_turn: tuple[int, ...]) -> None:
                 draft(forward, outputs[0].hidden_WC[-2:])
             for table in tables:
                 forward.cache.free(table)
+
+
+def run_own_steps(forward: Any, head_row: float) -> None:
+    """Whole steps of several texts: greedy and sampled, with drafts of all kinds and without. `head_row`: cost of the
+    output head on a row; if it is high, masks' logits are computed late."""
+    cost = Cost((1, 64), (1.0, 1.0), head_row=head_row)
+    plans = [PLAIN_PLAN, *(OwnPlan(5, 24, branches, 8, 8, cost) for branches in (1, 3))]
+    kinds = [SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=1.0, top_p=0.9, seed=1)]
+    stepper = forward.stepper(0, 8, frozenset({3}))
+    tables = []
+    for place, (plan, params) in enumerate(product(plans, kinds)):
+        text = [*PREFIXES[1 + place % 2], 9, 7, 9, 7, 9]
+        tables.append(forward.cache.open(len(text) + 40 + stepper.rows))
+        forward(lay_out([make_block(0, text[:-1], reads_logits=False)]), tables[-1:])
+        forward.cache.keep(tables[-1], range(len(text) - 1))
+        begun = Continuation(
+            len(text) - 1, text[-1], 40, tables[-1].blocks, params, 1, place, text, len(text), text[::2], plan
+        )
+        stepper.begin(place, begun)
+    drafted = 0
+    for number in range(30):
+        stepper.launch()
+        drafted += sum(len(emitted.drafts) for emitted in stepper.collect())
+        if number == 20:
+            stepper.end(1)
+    assert drafted > 30
+    stepper.forget()
+    for table in tables:
+        forward.cache.free(table)
 
 
 def draft(forward: Any, rows: np.ndarray) -> None:
