@@ -26,7 +26,10 @@ class NextStep {
   void begin(StepText& text) {
     text.rates = rates_.for_new_text();
     if (!text.is_planned()) return;
-    if (!costs_.table) pace_ = Pace(text.rules.costs.table[1]);
+    if (!costs_.table) {
+      pace_ = Pace(text.rules.costs.table[1]);
+      rate_ = pace_.rate();
+    }
     costs_ = text.rules.costs;  // the same for all texts of a model
   }
   bool has_planned_texts() const { return costs_.table != nullptr; }

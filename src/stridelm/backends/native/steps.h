@@ -44,8 +44,13 @@ class Steps {
         rows_(model, cache_, parts_), chains_(model, parts_), next_(model, parts_, ends_, longest) {}
 
   void begin(int64_t place, const TextStart& start) {
-    texts_[place] = StepText(start);
-    next_.begin(texts_[place]);
+    StepText& text = texts_[place] = StepText(start);
+    next_.begin(text);
+    if (!text.is_planned()) return;
+    int64_t others = 0;
+    for (const StepText& each : texts_)
+      if (&each != &text && each.goes_on()) others += each.rows();
+    next_.plan(text, others, rows_.workspace());
   }
   void give_blocks(int64_t place, const int32_t* blocks, int64_t count) {
     texts_[place].blocks.assign(blocks, blocks + count);
