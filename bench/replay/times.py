@@ -1,0 +1,91 @@
+"""What a step costs in replay: milliseconds by its real rows and its masks, and of what surrounds the forward.
+
+Tables of measured shapes; between them and beyond, straight lines.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.measured import read
+from stridelm.decode.cost import Cost
+
+MOST_ROWS = 256
+FORWARDS = "now, int8"
+"""The kernels in bench/results/forward-rows.json that answers are written with by default."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Milliseconds."""
+
+    real: Mapping[int, float]
+    """Real rows -> the forward."""
+    masks: float
+    """Beyond that, for any masks."""
+    mask_row: float
+    """Beyond a real row, for each mask row."""
+    around: float
+    """Around each forward: draws, walk, compaction, text."""
+    level: float
+    """To draft one depth from masks."""
+    head: float = 0.0
+    """The output head by itself, on one row."""
+    head_row: float = 0.0
+    """On each further row; masks that are deferred save it."""
+    plan: float = 0.0
+    """To decide about drafts and masks, where that is not done in passing."""
+
+    @cached_property
+    def table(self) -> list[float]:
+        rows, known = zip(*sorted(self.real.items()), strict=True)
+        found = np.interp(np.arange(MOST_ROWS + 1), rows, np.maximum.accumulate(known))
+        if len(rows) > 1:
+            slope = (known[-1] - known[-2]) / (rows[-1] - rows[-2])
+            found[rows[-1] :] += slope * np.arange(MOST_ROWS + 1 - rows[-1])
+        return found.tolist()
+
+    def forward(self, real: int, masks: int = 0) -> float:
+        return self.table[real + masks] + (self.masks + self.mask_row * masks if masks else 0.0)
+
+    def __call__(self, real: int, masks: int = 0, levels: int = 0) -> float:
+        """A whole step."""
+        return self.forward(real, masks) + self.around + self.level * levels
+
+    @property
+    def cost(self) -> Cost:
+        """The same as the planner's, in seconds."""
+        rows = sorted(self.real)
+        return Cost(
+            tuple(rows),
+            tuple(1e-3 * self.real[each] for each in rows),
+            masks=1e-3 * self.masks,
+            mask_row=1e-3 * self.mask_row,
+            head=1e-3 * self.head,
+            head_row=1e-3 * self.head_row,
+            level=1e-3 * self.level,
+        )
+
+
+def of_forwards(shapes: Mapping[str, float], **around: float) -> StepTimes:
+    """From milliseconds by shape: `4` for real rows, `4+3` for real rows and masks off the last one."""
+    real = {int(shape): each for shape, each in shapes.items() if "+" not in shape}
+    bare = StepTimes(real, 0.0, 0.0, 0.0, 0.0)
+    extra: list[tuple[int, float]] = []
+    for shape, each in shapes.items():
+        if "+" in shape:
+            rows, masks = map(int, shape.split("+"))
+            extra.append((masks, each - bare.forward(rows + masks)))
+    if extra:
+        slope, constant = np.polyfit(*zip(*extra, strict=True), 1) if len({m for m, _ in extra}) > 1 else (0.0, extra[0][1])
+        # A negative one of the two is noise: then the other explains all.
+        if slope < 0 or constant < 0:
+            slope, constant = (0.0, float(np.mean([e for _, e in extra]))) if slope < 0 else (float(np.mean([e / m for m, e in extra])), 0.0)
+        return StepTimes(real, max(0.0, float(constant)), max(0.0, float(slope)), **around)
+    return StepTimes(real, 0.0, 0.0, **around)
