@@ -69,12 +69,14 @@ class Controller(Protocol):
 class View:
     """What is known before a step. Asking for a score drafts up to there, and the step pays for it."""
 
-    __slots__ = ("_trace", "_row", "_second", "chain_left", "length", "levels", "used")
+    __slots__ = ("_trace", "_row", "_second", "asked", "chain_left", "length", "levels", "used")
 
     def __init__(self, trace: Trace, length: int, used: int, chain_left: int) -> None:
         self._trace, self.length, self.used, self.chain_left = trace, length, used, chain_left
         self.levels = 0
         """Depths that were drafted."""
+        self.asked = False
+        """Whether look-up was."""
         anchor = length - 2 - used - trace.first_anchor
         self._row = trace.scores_AUD[anchor, used] if chain_left else None
         self._second = trace.second_AUD[anchor, used] if chain_left else None
@@ -97,10 +99,20 @@ class View:
         self.levels = max(self.levels, depth + 1)
         return float(self._second[self.used + depth])
 
-    def found(self) -> list[float]:
-        """Scores of what look-up proposes."""
-        _, length, count = looked_up(self._trace, self.length)
-        return [chance(length + ahead) for ahead in range(count)]
+    def found(self) -> tuple[list[float], int]:
+        """Scores of what look-up proposes; how many of its tokens, in a row, are the chain's first choices as well."""
+        self.asked = True
+        _, matched, count = looked_up(self._trace, self.length)
+        return [chance(matched + ahead) for ahead in range(count)], self._agreeing(count)
+
+    def _agreeing(self, count: int) -> int:
+        if self._row is None:
+            return 0
+        anchor = self.length - 2 - self.used - self._trace.first_anchor
+        own = self._trace.first_AUD[anchor, self.used, self.used :][: min(count, self.levels)]
+        place, _ = longest_match(self._trace.tokens[: self.length], LOOK_UP_K)
+        found = self._trace.tokens[place : place + len(own)]
+        return int(np.cumprod(found == own).sum())
 
 
 @dataclass(slots=True)
@@ -177,7 +189,8 @@ def _step(trace: Trace, view: View, choice: Choice, times: StepTimes, chain: int
         accepted += 1
     emitted = min(accepted + 1, len(trace.tokens) - length)
     levels = max(view.levels, 0 if choice.is_found else choice.drafts)
-    milliseconds = times(1 + choice.drafts + len(choice.seconds), choice.masks * len(choice.anchors), levels) + times.plan
+    milliseconds = times(1 + choice.drafts + len(choice.seconds), choice.masks * len(choice.anchors), levels)
+    milliseconds += times.plan + times.look_up * (view.asked or choice.is_found)
     scores = [] if not view.levels else trace.scores_AUD[anchor, used, used : used + view.levels].tolist()
     first = length - trace.prompt_length
     sure = trace.sure_of[first : first + emitted].tolist()

@@ -34,7 +34,8 @@ EASES = (0.3, 0.5, 0.65, 0.75, 0.85, 0.93)
 """Values of ease at which chains are valued; between them, straight lines."""
 MASK_COUNTS = (1, 2, 3, 4, 5, 6, 8)
 ROUNDS = 30
-_SAMPLES = 4000
+_SAMPLES = 1500
+_CONVERGED = 2e-3
 
 
 def log_odds(probability: float) -> float:
@@ -225,7 +226,10 @@ class _Iteration:
         share_I = weight_I[kept] / weight_I[kept].sum()
         worth_UM, pace = np.zeros((LONGEST + 1, LONGEST + 1)), 1 / self.times(1)
         for _ in range(ROUNDS):
+            before = worth_UM
             worth_UM, pace = self._round(kept, share_I, worth_UM, pace)
+            if np.abs(worth_UM - before).max() < _CONVERGED:
+                break
         return worth_UM, pace
 
     def _round(self, kept: np.ndarray, share_I: np.ndarray, worth_UM: np.ndarray, pace: float) -> tuple[np.ndarray, float]:

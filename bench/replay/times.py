@@ -39,6 +39,8 @@ class StepTimes:
     """The output head by itself, on one row."""
     head_row: float = 0.0
     """On each further row; masks that are deferred save it."""
+    look_up: float = 0.02
+    """To look for the text's last tokens in it."""
     plan: float = 0.0
     """To decide about drafts and masks, where that is not done in passing."""
 

@@ -66,6 +66,15 @@ class Trace:
         return _spread(probabilities(self.first_scores_AN))
 
     @cached_property
+    def first_AUD(self) -> np.ndarray:
+        """The tokens of the first choices."""
+        return _spread(self.first_tokens_AN)
+
+    @cached_property
+    def second_tokens_AUD(self) -> np.ndarray:
+        return _spread(self.second_tokens_AN)
+
+    @cached_property
     def second_AUD(self) -> np.ndarray:
         return _spread(probabilities(self.second_scores_AN))
 
