@@ -1,56 +1,86 @@
-"""A controller that takes the choice with the most expected tokens, beyond those of its time at the current pace."""
+"""A controller that takes the choice with the most expected tokens, beyond those of its time at the current pace.
+
+Before a step: how easy the text has been gives the pace and the worth of chains (`Worth`); the chain is drafted from as
+long as a draft may still pay; every number of drafts, place and number of masks is valued. Resting needs no rule of its
+own: if masks are not worth their time at this ease, the best choice is a single row. As what was seen is forgotten, the
+estimate goes back to the prior, and masks are tried again.
+"""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay.play import Choice, Happened, View
-from bench.replay.prior import MASK_COUNTS, Ease, Option, Prior, options_of
+from bench.replay.prior import Ease, Prior
 from bench.replay.times import StepTimes
+from bench.replay.worth import MASK_COUNTS, MOST_DRAFTS, Option, Worth, ends, options_of
+
+FLOOR = 0.2
+"""A draft that is reached less often than this never pays for its row."""
 
 
 class Expected:
     def __init__(
         self,
         prior: Prior,
+        worth: Worth,
         times: StepTimes,
         *,
+        looks_up: bool = True,
+        drafts_masks: bool = True,
         mask_counts: tuple[int, ...] = MASK_COUNTS,
-        anchor_sets: str = "any",
-        most_drafts: int = 6,
-        floor: float = 0.1,
         ease: Ease | None = None,
     ) -> None:
-        self.prior, self.times, self.most, self.floor = prior, times, most_drafts, floor
-        self.mask_counts, self.anchor_sets = mask_counts, anchor_sets
+        self.prior, self.worth, self.times = prior, worth, times
+        self.looks_up, self.mask_counts = looks_up, mask_counts if drafts_masks else ()
         self.ease = ease or Ease(prior.first_ease)
 
     def choose(self, view: View) -> Choice:
-        ease = self.ease.value
-        worth_UM, pace = self.prior.at(ease)
-        reached = [1.0]
-        for depth in range(min(view.chain_left, self.most)):
-            score = view.score(depth)
-            if not score:
-                break
-            reached.append(reached[-1] * self.prior.chance(score, ease, view.used, depth))
-            if reached[-1] < self.floor:
-                break
+        worth_UM, pace = self.worth.at(self.ease.value)
         chain = view.used + view.chain_left if view.chain_left else 0
-        best, best_worth = Option(0, (), 0), -float("inf")
-        for drafts in range(len(reached)):
-            ends = [*(reached[s] - reached[s + 1] for s in range(drafts)), reached[drafts]]
-            tokens = sum(reached[: drafts + 1])
-            for option in options_of(drafts, self.mask_counts, self.anchor_sets):
-                seconds = self.times.forward(1 + drafts, option.masks * len(option.anchors))
-                worth = tokens - pace * seconds
-                for stood, probability in enumerate(ends):
-                    worth += probability * worth_UM[option.leaves(stood, view.used, chain)]
+        best, best_worth = Choice(), -float("inf")
+        for is_found, reached in self._proposals(view):
+            for option in _options(len(reached) - 1, is_found, self.mask_counts):
+                here = reached[: option.drafts + 1]
+                worth = sum(here) - pace * self.times.forward(1 + option.drafts, option.masks)
+                for stood, share in enumerate(ends(here)):
+                    used, masks = option.leaves(stood, view.used, chain)
+                    worth += share * worth_UM[used][masks]
                 if worth > best_worth:
-                    best, best_worth = option, worth
-        return Choice(best.drafts, best.anchors, best.masks)
+                    anchors = (option.anchor,) if option.masks else ()
+                    best, best_worth = Choice(option.drafts, anchors, option.masks, (), is_found), worth
+        return best
+
+    def _proposals(self, view: View) -> Iterable[tuple[bool, list[float]]]:
+        """Whether look-up found it, and the probabilities that so many of the drafts are accepted."""
+        yield False, self._drafted(view)
+        if self.looks_up:
+            length, count = view.match()
+            reached = [1.0]
+            for ahead in range(count):
+                reached.append(reached[-1] * self.prior.of_match(length, ahead))
+            if count:
+                yield True, reached
+
+    def _drafted(self, view: View) -> list[float]:
+        reached, ease = [1.0], self.ease.value
+        for depth in range(min(view.chain_left, MOST_DRAFTS)):
+            score = view.score(depth)
+            reached.append(reached[-1] * self.prior.of_score(score, ease, view.used, depth) if score else 0.0)
+            if reached[-1] < FLOOR:
+                return reached[:-1]
+        return reached
 
     def observe(self, happened: Happened) -> None:
         judged = min(len(happened.scores), happened.emitted)
         stood = min(happened.stood, judged)
         self.ease.observe(happened.emitted, min(stood + 1, judged), stood)
+
+
+def _options(most: int, is_found: bool, mask_counts: tuple[int, ...]) -> Iterable[Option]:
+    for drafts in range(is_found, most + 1):
+        for option in options_of(drafts, mask_counts):
+            # Look-up's drafts may be many: masks hang off the first row or the last one.
+            if not is_found or option.anchor in (0, drafts):
+                yield option

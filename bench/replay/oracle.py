@@ -22,7 +22,9 @@ def least_milliseconds(trace: Trace, times: StepTimes, *, branches: bool = False
     # rest[length][used, masks]: the milliseconds from there; masks 0 for no chain, at used 0.
     rest = np.full((end + LONGEST + 2, LONGEST, LONGEST + 1), np.inf)
     rest[end:] = 0.0
-    new_chain = np.array([[times.forward(1 + drafts, masks) for masks in range(LONGEST + 1)] for drafts in range(LONGEST + 1)])
+    new_chain = np.array(
+        [[times.forward(1 + drafts, masks) for masks in range(LONGEST + 1)] for drafts in range(LONGEST + 1)]
+    )
     for length in range(end - 1, start - 1, -1):
         renewed = [_renewed(rest, length, drafts, new_chain[drafts]) for drafts in range(LONGEST + 1)]
         found = min(looked_up(trace, length)[0], end - 1 - length) if looks_up else 0
@@ -48,9 +50,7 @@ def least_milliseconds(trace: Trace, times: StepTimes, *, branches: bool = False
 def _renewed(rest: np.ndarray, length: int, drafts: int, seconds: np.ndarray) -> float:
     """The best of all chains that may be hung off a row of a step whose drafts all stand."""
     after = rest[length + drafts + 1]
-    return min(
-        float((seconds[over + 1 :] + after[over, over + 1 :]).min()) for over in range(min(drafts + 1, LONGEST))
-    )
+    return min(float((seconds[over + 1 :] + after[over, over + 1 :]).min()) for over in range(min(drafts + 1, LONGEST)))
 
 
 def _stood(trace: Trace, length: int, used: int, branches: bool) -> int:
@@ -58,7 +58,7 @@ def _stood(trace: Trace, length: int, used: int, branches: bool) -> int:
     anchor = length - 2 - used - trace.first_anchor
     if anchor < 0:
         return 0
-    stood = int(trace.stood_AU[anchor, used])
-    if branches and used + stood < LONGEST and trace.second_is_right_AUD[anchor, used, used + stood]:
+    stood = int(trace.stood[anchor, used])
+    if branches and used + stood < LONGEST and trace.second_stood[anchor, used, used + stood]:
         stood += 1
     return stood

@@ -1,4 +1,4 @@
-"""Plays a controller over a trace, in virtual time: what each step would have emitted, and how long it would have taken.
+"""Plays a controller over a trace, in virtual time: what each step would have emitted, and how long it would take.
 
 A controller is what decides before a step: `choose` sees what is known then (`View`) and answers with a `Choice`; after
 the step it is told what happened (`Happened`). The time of the pass that reads the prompt is nobody's: it emits the
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay.times import StepTimes
 from bench.replay.trace import LONGEST, Trace
 from stridelm.draft.match import SHORTEST_MATCH
-from stridelm.draft.ngram import chance, longest_match
+from stridelm.draft.ngram import longest_match
 
 LOOK_UP_K = 8
 
@@ -69,7 +69,7 @@ class Controller(Protocol):
 class View:
     """What is known before a step. Asking for a score drafts up to there, and the step pays for it."""
 
-    __slots__ = ("_trace", "_row", "_second", "asked", "chain_left", "length", "levels", "used")
+    __slots__ = ("_row", "_second", "_trace", "asked", "chain_left", "length", "levels", "used")
 
     def __init__(self, trace: Trace, length: int, used: int, chain_left: int) -> None:
         self._trace, self.length, self.used, self.chain_left = trace, length, used, chain_left
@@ -78,8 +78,8 @@ class View:
         self.asked = False
         """Whether look-up was."""
         anchor = length - 2 - used - trace.first_anchor
-        self._row = trace.scores_AUD[anchor, used] if chain_left else None
-        self._second = trace.second_AUD[anchor, used] if chain_left else None
+        self._row = trace.scores[anchor, used] if chain_left else None
+        self._second = trace.second_scores[anchor, used] if chain_left else None
 
     @property
     def written(self) -> int:
@@ -99,20 +99,11 @@ class View:
         self.levels = max(self.levels, depth + 1)
         return float(self._second[self.used + depth])
 
-    def found(self) -> tuple[list[float], int]:
-        """Scores of what look-up proposes; how many of its tokens, in a row, are the chain's first choices as well."""
+    def match(self) -> tuple[int, int]:
+        """The length of the match that look-up finds, and how many tokens it proposes."""
         self.asked = True
         _, matched, count = looked_up(self._trace, self.length)
-        return [chance(matched + ahead) for ahead in range(count)], self._agreeing(count)
-
-    def _agreeing(self, count: int) -> int:
-        if self._row is None:
-            return 0
-        anchor = self.length - 2 - self.used - self._trace.first_anchor
-        own = self._trace.first_AUD[anchor, self.used, self.used :][: min(count, self.levels)]
-        place, _ = longest_match(self._trace.tokens[: self.length], LOOK_UP_K)
-        found = self._trace.tokens[place : place + len(own)]
-        return int(np.cumprod(found == own).sum())
+        return matched, count
 
 
 @dataclass(slots=True)
@@ -178,20 +169,20 @@ def _step(trace: Trace, view: View, choice: Choice, times: StepTimes, chain: int
     """What the choice leads to; then the text's length, and the places used of the chain of how many masks."""
     length, used = view.length, view.used
     anchor = length - 2 - used - trace.first_anchor
-    whole = 0 if not chain else min(int(trace.stood_AU[anchor, used]), chain - used)
+    whole = 0 if not chain else min(int(trace.stood[anchor, used]), chain - used)
     if choice.is_found:
         stood = min(looked_up(trace, length)[0], choice.drafts)
     else:
         assert choice.drafts <= view.chain_left, "drafts that no mask proposes"
         stood = min(whole, choice.drafts)
     accepted = stood  # with the second choice that may end the path
-    if stood in choice.seconds and stood < view.chain_left and trace.second_is_right_AUD[anchor, used, used + stood]:
+    if stood in choice.seconds and stood < view.chain_left and trace.second_stood[anchor, used, used + stood]:
         accepted += 1
     emitted = min(accepted + 1, len(trace.tokens) - length)
     levels = max(view.levels, 0 if choice.is_found else choice.drafts)
     milliseconds = times(1 + choice.drafts + len(choice.seconds), choice.masks * len(choice.anchors), levels)
     milliseconds += times.plan + times.look_up * (view.asked or choice.is_found)
-    scores = [] if not view.levels else trace.scores_AUD[anchor, used, used : used + view.levels].tolist()
+    scores = [] if not view.levels else trace.scores[anchor, used, used : used + view.levels].tolist()
     first = length - trace.prompt_length
     sure = trace.sure_of[first : first + emitted].tolist()
     happened = Happened(choice, emitted, sure, milliseconds, scores, whole)

@@ -33,7 +33,7 @@ from stridelm.types import ROOT, DraftTree, Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import KINDS, MATHS, PROMPTS
-from bench.replay.trace import LONGEST, NO_DRAFT, PLACE_N, USED_N, Trace, save, stored
+from bench.replay.trace import LONGEST, PLACE_N, USED_N, Trace, save, stored
 
 ANCHORS = 16
 """Tokens of a forward, with a chain of masks off each."""
@@ -70,7 +70,7 @@ class _FirstChoices(MaskDrafter):
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate, branches=2)
 
-    def _at_once(self, *_: object) -> None:
+    def _at_once(self, sequence: Sequence, chain: Chain, depth: int, floor: float) -> None:
         """The backend keeps the two likeliest nodes of a depth instead."""
 
     def _likeliest_buds(self, buds: list[Any]) -> list[Any]:
@@ -134,7 +134,7 @@ class Recorder:
         shape = (len(outputs), len(USED_N))
         found = [np.zeros(shape, kind) for kind in (np.uint16, np.uint8) * 2]
         for (number, used), tree in zip(where, trees, strict=True):
-            nodes = np.flatnonzero((USED_N == used) & (PLACE_N < used + len(tree) // 2))
+            nodes = np.flatnonzero((used == USED_N) & (used + len(tree) // 2 > PLACE_N))
             for choice in range(2):
                 found[2 * choice][number, nodes] = tree.tokens[choice::2]
                 found[2 * choice + 1][number, nodes] = stored(np.array(tree.scores[choice::2]))

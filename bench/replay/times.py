@@ -3,22 +3,17 @@
 Tables of measured shapes; between them and beyond, straight lines.
 """
 
-import sys
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.measured import read
 from stridelm.decode.cost import Cost
 
 MOST_ROWS = 256
-FORWARDS = "now, int8"
-"""The kernels in bench/results/forward-rows.json that answers are written with by default."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +70,32 @@ class StepTimes:
         )
 
 
-def of_forwards(shapes: Mapping[str, float], **around: float) -> StepTimes:
-    """From milliseconds by shape: `4` for real rows, `4+3` for real rows and masks off the last one."""
+def of_forwards(shapes: Mapping[str, float], **beside: float) -> StepTimes:
+    """From milliseconds by shape: `4` for real rows, `4+3` for real rows and masks off the last one. `beside`: the
+    fields that are no forwards."""
     real = {int(shape): each for shape, each in shapes.items() if "+" not in shape}
     bare = StepTimes(real, 0.0, 0.0, 0.0, 0.0)
-    extra: list[tuple[int, float]] = []
+    counts: list[int] = []
+    extra: list[float] = []
     for shape, each in shapes.items():
         if "+" in shape:
             rows, masks = map(int, shape.split("+"))
-            extra.append((masks, each - bare.forward(rows + masks)))
-    if extra:
-        slope, constant = np.polyfit(*zip(*extra, strict=True), 1) if len({m for m, _ in extra}) > 1 else (0.0, extra[0][1])
-        # A negative one of the two is noise: then the other explains all.
-        if slope < 0 or constant < 0:
-            slope, constant = (0.0, float(np.mean([e for _, e in extra]))) if slope < 0 else (float(np.mean([e / m for m, e in extra])), 0.0)
-        return StepTimes(real, max(0.0, float(constant)), max(0.0, float(slope)), **around)
-    return StepTimes(real, 0.0, 0.0, **around)
+            counts.append(masks)
+            extra.append(each - bare.forward(rows + masks))
+    constant, per_row = _line(counts, extra) if extra else (0.0, 0.0)
+    return StepTimes(real, constant, per_row, **beside)
+
+
+def _line(counts: list[int], extra: list[float]) -> tuple[float, float]:
+    """The constant and the slope through these points. Where one of them is negative, that is noise, and the other
+    explains all."""
+    slope, constant = np.polyfit(counts, extra, 1) if len(set(counts)) > 1 else (0.0, extra[0])
+    if constant < 0:
+        return 0.0, max(0.0, sum(extra) / sum(counts))
+    return (float(constant), float(slope)) if slope > 0 else (max(0.0, sum(extra) / len(extra)), 0.0)
+
+
+def load_times(file: Path, activations: str) -> StepTimes:
+    """What bench/replay/step_times.py has measured."""
+    measured = json.loads(file.read_text(encoding="utf-8"))["milliseconds"][activations]
+    return of_forwards(measured["forwards"], **measured["beside"])

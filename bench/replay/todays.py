@@ -52,14 +52,14 @@ class ScriptedGate:
     def grow(self, logits_DV: Any, hidden_DC: np.ndarray, state_1S: Any, greed: Greed) -> GrownTree:
         assert self.trace is not None
         anchor, used = (int(each) for each in hidden_DC[0])
-        tokens_AUD, seconds_AUD = self.trace.first_AUD, self.trace.second_tokens_AUD
+        tokens_AUD, seconds_AUD = self.trace.first_tokens, self.trace.second_tokens
         tokens: list[int] = []
         parents: list[int] = []
         scores: list[float] = []
         node, path, levels = ROOT, 1.0, 0
         for place in range(used, used + len(hidden_DC)):
             levels += 1
-            first, second = (float(each[anchor, used, place]) for each in (self.trace.scores_AUD, self.trace.second_AUD))
+            first, second = (float(each[anchor, used, place]) for each in (self.trace.scores, self.trace.second_scores))
             for token, score in ((tokens_AUD, first), (seconds_AUD, second))[: greed.branches]:
                 if score and path * score >= greed.floor:
                     tokens.append(int(token[anchor, used, place]))
@@ -67,7 +67,10 @@ class ScriptedGate:
                     scores.append(score)
             if not first or path * first < greed.floor:
                 break
-            node, path = max(at for at, parent in enumerate(parents) if parent == node and scores[at] == first), path * first
+            node, path = (
+                max(at for at, parent in enumerate(parents) if parent == node and scores[at] == first),
+                path * first,
+            )
         self.clock.milliseconds += self.times.level * levels
         return GrownTree(DraftTree.of(tokens, parents, MASKS, scores), [], None)
 
@@ -75,10 +78,20 @@ class ScriptedGate:
         self.clock.milliseconds += self.times.head + self.times.head_row * (len(hidden_XC) - 1)
         return np.broadcast_to(_LOGITS_V, (len(hidden_XC), _VOCABULARY))
 
-    def top(self, logits_V: Any, count: int) -> Any:
+    def top(self, logits_V: Any, count: int) -> tuple[Any, Any]:
         raise AssertionError("candidates are the trace's")
 
-    foretell = start = read = moved = top
+    def foretell(self, hidden_C: Any) -> Any:
+        raise AssertionError("there are no tail heads")
+
+    def start(self, chains: int) -> Any:
+        raise AssertionError("there is no sequential head: its drafts are the trace's")
+
+    def read(self, hidden_XC: Any, before: list[int], state_XS: Any) -> tuple[Any, Any]:
+        raise AssertionError("there is no sequential head: its drafts are the trace's")
+
+    def moved(self, tokens_N: Any, logits: Any, added: Any) -> Any:
+        raise AssertionError("there is no sequential head: its drafts are the trace's")
 
 
 class _LookUp(NgramDrafter):
@@ -94,8 +107,10 @@ class _LookUp(NgramDrafter):
 Ablation = Callable[[Planned], None]
 
 
-def play_all(traces: Iterable[Trace], times: StepTimes, ablate: Iterable[str] = (), real: StepTimes | None = None) -> list[Run]:
-    """One policy for all texts. `ablate`: names of ABLATIONS. `real`: what steps take, if not what the policy thinks."""
+def play_all(
+    traces: Iterable[Trace], times: StepTimes, ablate: Iterable[str] = (), real: StepTimes | None = None
+) -> list[Run]:
+    """One policy for all texts. `ablate`: names of ABLATIONS. `real`: what steps take, if not what it thinks."""
     clock = VirtualClock()
     gate = ScriptedGate(real or times, clock)
     drafters = () if "look-up" in ablate else (_LookUp(real or times, clock),)
@@ -110,7 +125,9 @@ def play_all(traces: Iterable[Trace], times: StepTimes, ablate: Iterable[str] = 
 class _Writer:
     """One answer, from its second token on."""
 
-    def __init__(self, trace: Trace, policy: Planned, gate: ScriptedGate, times: StepTimes, clock: VirtualClock) -> None:
+    def __init__(
+        self, trace: Trace, policy: Planned, gate: ScriptedGate, times: StepTimes, clock: VirtualClock
+    ) -> None:
         self.trace, self.policy, self.gate, self.times, self.clock = trace, policy, gate, times, clock
         gate.trace = trace
         self.text = trace.tokens.tolist()
@@ -118,8 +135,9 @@ class _Writer:
         ends = frozenset({self.text[-1]}) if trace.written < _MAX_TOKENS else frozenset[int]()
         context = prompt + 2 * _MAX_TOKENS
         params = SamplingParams(max_tokens=max(_MAX_TOKENS, trace.written))
-        self.sequence = Sequence(self.text[:prompt], params, policy, ends, context, table=Table())
-        self.sequence.table.blocks = list(range(context // BLOCK_SIZE + 16))
+        self.sequence = Sequence(
+            self.text[:prompt], params, policy, ends, context, table=Table(list(range(context // BLOCK_SIZE + 16)))
+        )
         self.sequence.tokens.append(self.text[prompt])
         self.sequence.cached, self.sequence.allowance = prompt, 1
 
@@ -130,7 +148,9 @@ class _Writer:
             (block,) = policy.plan([sequence])
             self.clock.milliseconds += self.times.plan
             masks = block.masks * len(block.mask_anchors)
-            self.clock.milliseconds += self.times(len(block) - masks, masks) - block.defers_masks * self.times.head_row * masks
+            self.clock.milliseconds += (
+                self.times(len(block) - masks, masks) - block.defers_masks * self.times.head_row * masks
+            )
             output = self._output(block)
             (commit,) = policy.commit([sequence], [block], [output], self._drawer)
             sequence.cached += len(commit.kept)

@@ -61,26 +61,28 @@ class Trace:
         return len(self.tokens) - self.prompt_length
 
     @cached_property
-    def scores_AUD(self) -> np.ndarray:
-        """Probabilities of the first choices; 0 where there is none."""
+    def scores(self) -> np.ndarray:
+        """A x U x D: probabilities of the first choices; 0 where there is none."""
         return _spread(probabilities(self.first_scores_AN))
 
     @cached_property
-    def first_AUD(self) -> np.ndarray:
-        """The tokens of the first choices."""
+    def first_tokens(self) -> np.ndarray:
+        """A x U x D: those of the first choices."""
         return _spread(self.first_tokens_AN)
 
     @cached_property
-    def second_tokens_AUD(self) -> np.ndarray:
+    def second_tokens(self) -> np.ndarray:
+        """A x U x D."""
         return _spread(self.second_tokens_AN)
 
     @cached_property
-    def second_AUD(self) -> np.ndarray:
+    def second_scores(self) -> np.ndarray:
+        """A x U x D."""
         return _spread(probabilities(self.second_scores_AN))
 
     @cached_property
-    def stood_AU(self) -> np.ndarray:
-        """How many of the first choices, in a row, are the text's own tokens."""
+    def stood(self) -> np.ndarray:
+        """A x U: how many of the first choices, in a row, are the text's own tokens."""
         right_AUD = _spread(self._is_right(self.first_tokens_AN, self.first_scores_AN))
         stood_AU = np.zeros(right_AUD.shape[:2], dtype=np.int64)
         for used in range(LONGEST):
@@ -88,8 +90,8 @@ class Trace:
         return stood_AU
 
     @cached_property
-    def second_is_right_AUD(self) -> np.ndarray:
-        """Whether the second choice is the text's own token. Only of use where all first choices before it are."""
+    def second_stood(self) -> np.ndarray:
+        """A x U x D: whether the second choice is the text's own token. Of use where all before it stand."""
         return _spread(self._is_right(self.second_tokens_AN, self.second_scores_AN))
 
     @cached_property
@@ -133,7 +135,8 @@ def save(file: Path, traces: Iterable[Trace]) -> None:
     counts = np.array([[each.prompt_length, len(each.tokens)] for each in kept], dtype=np.int64)
     names = {name: np.array([getattr(each, name) for each in kept]) for name in _NAMES}
     file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(file, counts=counts, **names, **arrays)
+    with file.open("wb") as to:
+        np.savez_compressed(to, allow_pickle=False, counts=counts, **names, **arrays)
 
 
 def load(file: Path) -> list[Trace]:
