@@ -8,6 +8,8 @@ estimate goes back to the prior, and masks are tried again.
 
 import sys
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -18,6 +20,8 @@ from bench.replay.worth import MASK_COUNTS, MOST_DRAFTS, Option, Worth, ends, op
 
 FLOOR = 0.2
 """A draft that is reached less often than this never pays for its row."""
+CAUTION = 0.93
+"""What masks will bring is an estimate, the time that they take is not."""
 
 
 class Expected:
@@ -46,7 +50,7 @@ class Expected:
                 worth = sum(here) - pace * self.times.forward(1 + option.drafts, option.masks)
                 for stood, share in enumerate(ends(here)):
                     used, masks = option.leaves(stood, view.used, chain)
-                    worth += share * worth_UM[used][masks]
+                    worth += CAUTION * share * worth_UM[used][masks]
                 if worth > best_worth:
                     anchors = (option.anchor,) if option.masks else ()
                     best, best_worth = Choice(option.drafts, anchors, option.masks, (), is_found), worth
@@ -54,23 +58,31 @@ class Expected:
 
     def _proposals(self, view: View) -> Iterable[tuple[bool, list[float]]]:
         """Whether look-up found it, and the probabilities that so many of the drafts are accepted."""
-        yield False, self._drafted(view)
-        if self.looks_up:
-            length, count = view.match()
-            reached = [1.0]
-            for ahead in range(count):
-                reached.append(reached[-1] * self.prior.of_match(length, ahead))
-            if count:
-                yield True, reached
+        length, count = view.match() if self.looks_up else (0, 0)
+        chain = self._drafted(view)
+        found = [self.prior.of_match(length, ahead) for ahead in range(count)]
+        agreeing = min(view.agreeing(), len(chain)) if count else 0
+        for depth in range(agreeing):
+            chain[depth] = found[depth] = self.prior.joint(self.prior.agreed, chain[depth], found[depth])
+        if agreeing < min(len(chain), count):  # where they part
+            both = chain[agreeing], found[agreeing]
+            chain[agreeing] = self.prior.joint(self.prior.chain_against, *both)
+            found[agreeing] = self.prior.joint(self.prior.found_against, *both)
+        yield False, [1.0, *accumulate(chain, mul)]
+        if count:
+            yield True, [1.0, *accumulate(found, mul)]
 
     def _drafted(self, view: View) -> list[float]:
-        reached, ease = [1.0], self.ease.value
+        """The probabilities of the chain's drafts, each if those before it are accepted."""
+        chances, path, ease = list[float](), 1.0, self.ease.value
         for depth in range(min(view.chain_left, MOST_DRAFTS)):
             score = view.score(depth)
-            reached.append(reached[-1] * self.prior.of_score(score, ease, view.used, depth) if score else 0.0)
-            if reached[-1] < FLOOR:
-                return reached[:-1]
-        return reached
+            chance = self.prior.of_score(score, ease, view.used, depth) if score else 0.0
+            path *= chance
+            if path < FLOOR:
+                break
+            chances.append(chance)
+        return chances
 
     def observe(self, happened: Happened) -> None:
         judged = min(len(happened.scores), happened.emitted)

@@ -105,6 +105,16 @@ class View:
         _, matched, count = looked_up(self._trace, self.length)
         return matched, count
 
+    def agreeing(self) -> int:
+        """How many of look-up's tokens, in a row, are the chain's drafts as well, as far as those were made."""
+        if self._row is None:
+            return 0
+        _, _, count = looked_up(self._trace, self.length)
+        anchor = self.length - 2 - self.used - self._trace.first_anchor
+        drafted = self._trace.first_tokens[anchor, self.used, self.used :][: min(count, self.levels)]
+        place, _ = longest_match(self._trace.tokens[: self.length], LOOK_UP_K)
+        return int(np.cumprod(self._trace.tokens[place : place + len(drafted)] == drafted).sum())
+
 
 @dataclass(slots=True)
 class Run:

@@ -3,6 +3,7 @@
 - How likely a draft is accepted if all before it were: by its score, by how easy the text has been lately (`Ease`), by
   how many places of its chain the text has passed, and by its depth. Logistic regressions: with the score for drafts
   that were made, without it for chains that do not exist yet, and one for what look-up finds.
+- What it means that the chain and look-up propose the same token, or different ones.
 - From these and a machine's step times, what a chain is worth that a step leaves behind (`Worth`): tokens beyond those
   that would be written in the same time at the pace of this ease.
 
@@ -13,17 +14,19 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.replay.play import looked_up
+from bench.replay.play import View, looked_up
 from bench.replay.trace import LONGEST, Trace
 
 EASE_WEIGHT, EASE_KEPT = 4.0, 0.5 ** (1 / 48)
 """How many observations the prior acceptance is worth; the decay per token written."""
+_ENOUGH = 50
+"""Observations that a regression needs."""
 LONG_MATCH = 8
 """Matches of look-up are not told apart beyond this length."""
 
@@ -66,6 +69,12 @@ class Prior:
     """The same without the score."""
     found: tuple[float, ...]
     """Of look-up: a constant, per logarithm of the match's length, and for a long match."""
+    agreed: tuple[float, ...]
+    """Of a token that both propose: a constant, per log-odds of the chain's probability, and of look-up's."""
+    chain_against: tuple[float, ...]
+    """The same of the chain's token where look-up proposes another."""
+    found_against: tuple[float, ...]
+    """The same of look-up's."""
 
     def of_score(self, score: float, ease: float, used: int, depth: int) -> float:
         constant, by_score, by_ease, by_used, by_depth = self.scored
@@ -79,18 +88,32 @@ class Prior:
     def of_match(self, length: int, ahead: int) -> float:
         return logistic(float(np.dot(self.found, _of_match(length, ahead))))
 
+    def joint(self, weights: tuple[float, ...], chain: float, found: float) -> float:
+        """`weights`: one of the three above."""
+        return logistic(weights[0] + weights[1] * log_odds(chain) + weights[2] * log_odds(found))
+
 
 def learn(traces: Items[Trace]) -> Prior:
     seen = np.array([each for trace in traces for each in _looks(trace)])
     stood_N = seen[:, -1]
     found = np.array([each for trace in traces for each in _matches(trace)])
     first = float(stood_N[seen[:, 3] == 0].mean())
-    return Prior(
+    alone = Prior(
         min(0.9, max(0.1, first)),
         _regression(seen[:, :-1], stood_N),
         _regression(np.delete(seen[:, :-1], 1, axis=1), stood_N),
         _regression(found[:, :-1], found[:, -1]) if len(found) else (log_odds(0.5), 0.0, 0.0),
+        agreed=(0.0, 1.0, 0.0),
+        chain_against=(0.0, 1.0, 0.0),
+        found_against=(0.0, 0.0, 1.0),
     )
+    pairs = [each for trace in traces for each in _pairs(trace, alone)]
+    fitted: dict[str, tuple[float, ...]] = {}
+    for name in ("agreed", "chain_against", "found_against"):
+        own = np.array([row for kind, row in pairs if kind == name])
+        if len(own) >= _ENOUGH:
+            fitted[name] = _regression(own[:, :-1], own[:, -1])
+    return replace(alone, **fitted)
 
 
 def _looks(trace: Trace) -> Iterator[tuple[float, ...]]:
@@ -120,6 +143,29 @@ def _matches(trace: Trace) -> Iterator[tuple[float, ...]]:
         stood, matched, count = looked_up(trace, length)
         for ahead in range(min(count, stood + 1, len(trace.tokens) - length)):
             yield *_of_match(matched, ahead), stood > ahead
+
+
+def _pairs(trace: Trace, prior: Prior) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Where both propose: as far as they agree and stand, and where they part. Chains of which a place or none was
+    passed, as most are."""
+    for length in range(trace.prompt_length + 3, len(trace.tokens)):
+        found_stood, matched, count = looked_up(trace, length)
+        for used in (0, 1) if count else ():
+            view = View(trace, length, used, LONGEST - used)
+            chain_stood = int(trace.stood[length - 2 - used - trace.first_anchor, used])
+            scores = [view.score(depth) for depth in range(min(count, LONGEST - used, len(trace.tokens) - length))]
+            agreeing = view.agreeing()
+            for depth, score in enumerate(scores):
+                if not score or min(chain_stood, found_stood) < depth:
+                    break
+                chain = log_odds(prior.of_score(score, prior.first_ease, used, depth))
+                row = 1.0, chain, log_odds(prior.of_match(matched, depth))
+                if depth < agreeing:
+                    yield "agreed", (*row, chain_stood > depth)
+                else:
+                    yield "chain_against", (*row, chain_stood > depth)
+                    yield "found_against", (*row, found_stood > depth)
+                    break
 
 
 def _regression(inputs: np.ndarray, stood_N: np.ndarray) -> tuple[float, ...]:

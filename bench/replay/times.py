@@ -4,6 +4,7 @@ Tables of measured shapes; between them and beyond, straight lines.
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.cpu.forward import parse
 from stridelm.decode.cost import Cost
 
 MOST_ROWS = 256
@@ -71,17 +74,17 @@ class StepTimes:
 
 
 def of_forwards(shapes: Mapping[str, float], **beside: float) -> StepTimes:
-    """From milliseconds by shape: `4` for real rows, `4+3` for real rows and masks off the last one. `beside`: the
-    fields that are no forwards."""
-    real = {int(shape): each for shape, each in shapes.items() if "+" not in shape}
+    """From milliseconds by shape, as bench/cpu/forward.py names them; those whose masks are left out by the output head
+    are left out here. `beside`: the fields that are no forwards."""
+    parsed = [(*parse(shape), each) for shape, each in shapes.items()]
+    real = {rows: each for rows, masks, *_, each in parsed if not masks}
     bare = StepTimes(real, 0.0, 0.0, 0.0, 0.0)
     counts: list[int] = []
     extra: list[float] = []
-    for shape, each in shapes.items():
-        if "+" in shape:
-            rows, masks = map(int, shape.split("+"))
-            counts.append(masks)
-            extra.append(each - bare.forward(rows + masks))
+    for rows, masks, anchors, defers, each in parsed:
+        if masks and not defers:
+            counts.append(masks * anchors)
+            extra.append(each - bare.forward(rows + masks * anchors))
     constant, per_row = _line(counts, extra) if extra else (0.0, 0.0)
     return StepTimes(real, constant, per_row, **beside)
 

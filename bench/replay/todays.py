@@ -132,7 +132,9 @@ class _Writer:
         gate.trace = trace
         self.text = trace.tokens.tolist()
         prompt = trace.prompt_length
-        ends = frozenset({self.text[-1]}) if trace.written < _MAX_TOKENS else frozenset[int]()
+        # An answer that ended early did so with a token that occurs nowhere else in it.
+        ended = trace.written < _MAX_TOKENS and self.text[prompt:].count(self.text[-1]) == 1
+        ends = frozenset({self.text[-1]} if ended else ())
         context = prompt + 2 * _MAX_TOKENS
         params = SamplingParams(max_tokens=max(_MAX_TOKENS, trace.written))
         self.sequence = Sequence(
@@ -156,7 +158,7 @@ class _Writer:
             sequence.cached += len(commit.kept)
             sequence.tokens.extend(commit.tokens)
             policy.observe([sequence], [block], [output], [commit])
-            run.tokens += len(commit.tokens)
+            run.tokens = min(len(sequence.tokens), len(self.text)) - 1 - self.trace.prompt_length
             run.steps += 1
             run.drafts += len(block.tree)
             run.masks += masks
