@@ -2,12 +2,13 @@
 
 Before a step: how easy the text has been gives the pace and the worth of chains (`Worth`); the chain is drafted from as
 long as a draft may still pay; every number of drafts, place and number of masks is valued. Resting needs no rule of its
-own: if masks are not worth their time at this ease, the best choice is a single row. As what was seen is forgotten, the
-estimate goes back to the prior, and masks are tried again.
+own: if masks are not worth their time at this ease, the best choice is a single row. Looking again does: without masks
+nothing is learned about them. So a text begins with two, and has two again after `LOOK_AGAIN` tokens without any.
 """
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -20,6 +21,7 @@ from bench.replay.worth import MASK_COUNTS, MOST_DRAFTS, Option, Worth, ends, op
 
 FLOOR = 0.2
 """A draft that is reached less often than this never pays for its row."""
+LOOK_AGAIN, LOOK_MASKS = 64, 2
 CAUTION = 0.93
 """What masks will bring is an estimate, the time that they take is not."""
 
@@ -39,8 +41,17 @@ class Expected:
         self.prior, self.worth, self.times = prior, worth, times
         self.looks_up, self.mask_counts = looks_up, mask_counts if drafts_masks else ()
         self.ease = ease or Ease(prior.first_ease)
+        self._rested = LOOK_AGAIN
+        """Tokens since drafts from masks were last seen."""
 
     def choose(self, view: View) -> Choice:
+        best = self._best(view)
+        is_to_look = self.mask_counts and self._rested >= LOOK_AGAIN and not best.is_found
+        if is_to_look and not best.masks and view.chain_left <= best.drafts + 1:
+            return replace(best, anchors=(best.drafts,), masks=LOOK_MASKS)
+        return best
+
+    def _best(self, view: View) -> Choice:
         worth_UM, pace = self.worth.at(self.ease.value)
         chain = view.used + view.chain_left if view.chain_left else 0
         best, best_worth = Choice(), -float("inf")
@@ -85,6 +96,7 @@ class Expected:
         return chances
 
     def observe(self, happened: Happened) -> None:
+        self._rested = 0 if happened.scores else self._rested + happened.emitted
         judged = min(len(happened.scores), happened.emitted)
         stood = min(happened.stood, judged)
         self.ease.observe(happened.emitted, min(stood + 1, judged), stood)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.replay import run as replay
-from bench.replay.expected import Expected
+from bench.replay.expected import LOOK_MASKS, Expected
 from bench.replay.oracle import least_milliseconds
 from bench.replay.play import PLAIN, Choice, Fixed, Happened, View, fixed_choices, play
 from bench.replay.prior import Ease, Prior, learn, log_odds
@@ -201,6 +201,17 @@ def test_a_text_whose_drafts_never_stand_rests() -> None:
     run = play(hopeless, controller, TIMES)  # by now it knows
     assert run.plain_steps > 0.8 * run.steps
     assert run.masks > 0
+
+
+def test_a_text_that_is_easier_than_its_prior_is_found_out() -> None:
+    """By the prior nothing pays, so masks are there only for looking."""
+    learned = learn([trace_of(right, seed=seed, score=0.7) for seed in range(4) for right in (0.1, 0.4, 0.7, 0.9)])
+    prior, worth = replace(learned, first_ease=0.2), solve(learned, TIMES)
+    assert worth.at(prior.first_ease)[1] < 1.01 / TIMES(1)
+    easy, hard = (trace_of(right, seed=9, score=0.7) for right in (0.95, 0.0))
+    fast, slow = (play(each, Expected(prior, worth, TIMES), TIMES) for each in (easy, hard))
+    assert fast.pace > 1.2e3 / TIMES(1)
+    assert 0 < slow.masks <= 2 * LOOK_MASKS
 
 
 def test_look_up_writes_a_repetitive_text_without_masks() -> None:
