@@ -1,9 +1,10 @@
 """Milliseconds of a forward on the native backend by its rows, of several source trees or builds in turn.
 
     python bench/cpu/forward.py [--tree before=FOLDER ...] [--rounds 30] [--threads 2] [--context 200] [--avx2]
-                                [--json FILE]
+                                [--shapes 1 4+3 4+3x2 4+3x2- ...] [--json FILE]
 
-A shape is so many real rows, or real rows + masks off the last one. Every tree has a process per kind of activations;
+A shape is so many real rows, or real rows + masks off the last one; `x2`: off each of the last two; a minus at its end:
+the output head leaves the masks out. Every tree has a process per kind of activations;
 they take turns, shape by shape, so that a slow moment of the machine affects all alike. Without `--tree` the one that
 the script belongs to is measured.
 """
@@ -15,11 +16,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stridelm.backends.native import library as native_library
+from stridelm.layout import lay_out, make_block
+from stridelm.types import DraftTree
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import machine, script_parser, table, write
@@ -30,7 +33,9 @@ REPEATS = 4
 """Forwards of one shape in a turn; the first warms up the caches and is left out."""
 
 
-def load_trials(activations: str, threads: int, context: int) -> dict[str, Callable[[], object]]:
+def load_trials(
+    activations: str, threads: int, context: int, shapes: Sequence[str] = SHAPES
+) -> dict[str, Callable[[], object]]:
     """By shape: what does one forward of it, with the tree that this process imports."""
     from stridelm import LoadSettings, load
     from stridelm.decode import cost
@@ -40,17 +45,28 @@ def load_trials(activations: str, threads: int, context: int) -> dict[str, Calla
     # A tree to compare with may be of a time when the two were private.
     shape_of, trial_of = (getattr(cost, name, None) or getattr(cost, f"_{name}") for name in ("Shape", "Trial"))
     trials: dict[str, Callable[[], object]] = {}
-    for shape in SHAPES:
-        real, _, masks = shape.partition("+")
-        trials[shape] = trial_of(forward, shape_of(1, int(real), int(masks or 0), context=context))
+    for shape in shapes:
+        real, masks, anchors, defers = parse(shape)
+        trial = trials[shape] = trial_of(forward, shape_of(1, real, masks * anchors, context=context))
+        if anchors > 1 or defers:
+            tree = DraftTree.chain([1] * (real - 1), "trial")
+            last = range(real - 1 - anchors, real - 1)  # node -1 is ROOT, the row before the drafts
+            trial.rows = lay_out([make_block(context, [1], tree, anchors=last, masks=masks, defers_masks=defers)])
     return trials
 
 
-def work(activations: str, threads: int, context: int, flags: str) -> None:
+def parse(shape: str) -> tuple[int, int, int, bool]:
+    """Real rows, masks per anchor, anchors, and whether the output head leaves the masks out."""
+    real, _, rest = shape.removesuffix("-").partition("+")
+    masks, _, anchors = rest.partition("x")
+    return int(real), int(masks or 0), int(anchors or 1), shape.endswith("-")
+
+
+def work(activations: str, options: argparse.Namespace) -> None:
     """In a process of its own: for each shape on standard input, the times of some forwards."""
-    if flags:
-        native_library.FLAGS = tuple(flags.split())
-    trials = load_trials(activations, threads, context)
+    if options.flags:
+        native_library.FLAGS = tuple(options.flags.split())
+    trials = load_trials(activations, options.threads, options.context, options.shapes)
     print("ready", flush=True)
     for line in sys.stdin:
         trial, times = trials[line.strip()], []
@@ -71,7 +87,7 @@ def start_with(tree: Path, command: list[str]) -> subprocess.Popen[str]:
 class Worker:
     def __init__(self, tree: Path, options: Any, activations: str) -> None:
         command = [sys.executable, __file__, "--work", activations, "--threads", str(options.threads)]
-        command += ["--context", str(options.context)]
+        command += ["--context", str(options.context), "--shapes", *options.shapes]
         if options.avx2:
             # Those of this tree: an older one does not name them.
             command += [f"--flags={' '.join(native_library.AVX2_FLAGS)}"]
@@ -103,9 +119,9 @@ def measure(options: Any, trees: dict[str, Path]) -> dict[str, dict[str, dict[st
         for activations in ACTIVATIONS
         for name, tree in trees.items()
     }
-    taken: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in SHAPES} for name in workers}
+    taken: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in options.shapes} for name in workers}
     for number in range(options.rounds):
-        for shape in SHAPES:
+        for shape in options.shapes:
             for name in sorted(workers, key=lambda name: (list(workers).index(name) + number) % len(workers)):
                 taken[name][shape] += workers[name].times(shape)
     for worker in workers.values():
@@ -134,17 +150,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--avx2", action="store_true", help="compile for a processor that has nothing beyond AVX2")
     for name in ("--work", "--flags"):
         parser.add_argument(name, default="", help="internal")
     options = parser.parse_args(arguments)
     if options.work:
-        return work(options.work, options.threads, options.context, options.flags)
+        return work(options.work, options)
     figures = measure(options, trees_of(options))
-    cells = [[name, *(f"{by[shape]['median']:.2f}" for shape in SHAPES)] for name, by in figures.items()]
-    print(table(["rows", *SHAPES], cells))
-    cells = [[name, *(f"{by[shape]['tenth']:.2f}" for shape in SHAPES)] for name, by in figures.items()]
-    print("\n10th percentiles\n\n" + table(["rows", *SHAPES], cells))
+    cells = [[name, *(f"{by[shape]['median']:.2f}" for shape in options.shapes)] for name, by in figures.items()]
+    print(table(["rows", *options.shapes], cells))
+    cells = [[name, *(f"{by[shape]['tenth']:.2f}" for shape in options.shapes)] for name, by in figures.items()]
+    print("\n10th percentiles\n\n" + table(["rows", *options.shapes], cells))
     about = {"machine": machine(options.threads), "context": options.context, "avx2": options.avx2}
     write(options.json, {**about, "milliseconds": figures})
     return None

@@ -172,8 +172,15 @@ def test_forwards_are_timed_tree_by_tree(tmp_path: Path, capsys: pytest.CaptureF
     skip_without_kernels()
     named = [argument for name in ("before", "now") for argument in ("--tree", f"{name}={BENCH.parent}")]
     file = tmp_path / "forward.json"
-    forward.main([*named, "--rounds", "2", "--threads", "1", "--json", str(file)])
+    shapes = ("1", "4+3", "4+2x2", "4+2x2-")
+    forward.main([*named, "--rounds", "2", "--threads", "1", "--shapes", *shapes, "--json", str(file)])
     shown, figures = capsys.readouterr().out, json.loads(file.read_text())["milliseconds"]
     assert shown.count("| now, int8 |") == 2
     assert set(figures) == {f"{name}, {kind}" for name in ("before", "now") for kind in ("int8", "int16")}
+    assert all(tuple(by) == shapes for by in figures.values())
     assert all(0 < entry["tenth"] <= entry["median"] for by in figures.values() for entry in by.values())
+
+
+def test_shapes_of_forwards_are_read() -> None:
+    parsed = [forward.parse(shape) for shape in ("8", "4+3", "4+3x2", "4+3x2-", "1+4-")]
+    assert parsed == [(8, 0, 1, False), (4, 3, 1, False), (4, 3, 2, False), (4, 3, 2, True), (1, 4, 1, True)]

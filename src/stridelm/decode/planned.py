@@ -8,6 +8,7 @@ as the chain that the next drafts come from.
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,9 +64,11 @@ class Planned:
         nodes: int = 16,
         tolerance: float = 0.0,
         switches: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`k`: a chain has at most k - 1 masks; `nodes`: maximum number of drafts per step; `switches`: drafters that
-        do not pay are asked only now and then, and if none pays, decoding is plain for a while."""
+        do not pay are asked only now and then, and if none pays, decoding is plain for a while;
+        `now`: seconds of the clock that steps are timed by."""
         self.exact = tolerance == 0
         self.cost, self.masks, self.drafters = cost, masks, drafters
         self.nodes, self.tolerance = nodes, tolerance
@@ -92,7 +95,7 @@ class Planned:
         self.clock = Clock(cost(1))
         self.trials: dict[int, Trial] = {}
         """By batch size, in powers of two. A single sequence needs none: the cost curve was measured for it."""
-        self._switches = switches
+        self._switches, self._now = switches, now
         self._trial: Trial | None = None
         self._is_resting = False
         self._started = self._planned = 0.0
@@ -102,9 +105,9 @@ class Planned:
         self._states: dict[Sequence, _State] = {}
 
     def plan(self, sequences: list[Sequence], others: int = 0) -> list[Block]:
-        self._started = time.perf_counter()
+        self._started = self._now()
         blocks = self._plan(sequences, others)
-        self._planned = time.perf_counter()
+        self._planned = self._now()
         return blocks
 
     def _plan(self, sequences: list[Sequence], others: int) -> list[Block]:
@@ -181,11 +184,11 @@ class Planned:
         for number, drafter in enumerate(self.drafters if sequences else ()):
             is_due = not self.uses or self.uses[number].is_due(self._rate, self._is_resting)
             if is_due or (has_predictions and drafter.reads_predictions):
-                started = time.perf_counter()
+                started = self._now()
                 for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
                     self._states[sequence].proposed.append(lawful(sequence, tree))
                 if self.uses:
-                    self.uses[number].asked((time.perf_counter() - started) / len(sequences))
+                    self.uses[number].asked((self._now() - started) / len(sequences))
         if self._is_resting and not any(map(any, (self._states[sequence].proposed for sequence in sequences))):
             return self._draft_nothing(sequences)
         return {sequence: self._merged(sequence, self._states[sequence].proposed) for sequence in sequences}
@@ -261,7 +264,7 @@ class Planned:
         context = sum(block.start for block in blocks) // len(blocks)
         seconds = self.cost(sum(map(len, blocks)) - masks, masks, context=context, sequences=len(blocks))
         tokens = sum(len(commit.tokens) for commit in commits)
-        now, planning = time.perf_counter(), self._planned - self._started
+        now, planning = self._now(), self._planned - self._started
         # Steps that read prompts say nothing about how fast answers are written.
         if self._switches and all(block.pending == 1 and block.wanted for block in blocks):
             if self._trial is not None:

@@ -1,0 +1,152 @@
+"""Measures what a step costs, for bench/replay/run.py: forwards by real rows and masks, and what surrounds them.
+
+    python bench/replay/step_times.py [--rounds 30] [--threads 2] [--context 200]
+                                      [--json bench/results/replay-times.json]
+
+Forwards by bench/cpu/forward.py. Around a forward: a step of plain decoding beyond its forward. Drafting: per depth, of
+chains of one to eight masks. To be run on a machine that does nothing else.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from bench.cpu import forward
+from bench.measured import machine, script_parser, table, write
+from bench.replay.play import LOOK_UP_K
+from bench.replay.trace import LONGEST
+from stridelm import LanguageModel, LoadSettings, SamplingParams
+from stridelm import load as load_model
+from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.cost import Shape, Trial
+from stridelm.draft.grow import Chain
+from stridelm.draft.mask import MaskDrafter
+from stridelm.draft.ngram import NgramDrafter
+from stridelm.settings import PLAIN
+from stridelm.types import Sequence
+
+REAL = ("1", "2", "3", "4", "5", "6", "8", "9", "12", "16")
+WITH_MASKS = ("1+1", "1+2", "1+3", "1+4", "1+8", "2+2", "3+2", "3+3", "4+3", "5+4", "3+2x3", "4+4x2")
+DEFERRED = ("1+4-", "1+8-", "4+3-", "4+4x2-")
+"""The output head leaves these masks out: what a second stage for them would have to beat."""
+SHAPES = (*REAL, *WITH_MASKS, *DEFERRED)
+_PROMPT = "Explain in a few sentences how a bicycle stays upright."
+_TOKENS = 128
+
+
+def beside(activations: str, threads: int, rounds: int, context: int) -> dict[str, float]:
+    """Milliseconds of all that is no forward: the fields of `StepTimes`."""
+    model = load_model("smollm2", settings=LoadSettings(backend="native", threads=threads, activations=activations))
+    gate, zeros = model.loaded.forward.gate, model.loaded.forward.zeros
+    assert gate is not None
+    deep, shallow = _Drafting(model, LONGEST), _Drafting(model, 1)
+    text = Sequence(list(range(context)) * 2, SamplingParams(), Autoregressive(), frozenset(), 4 * context)
+    drafter = NgramDrafter(LOOK_UP_K)
+    taken = _medians(
+        {
+            "deep": deep,
+            "shallow": shallow,
+            "head": lambda: gate.score(zeros(1)),
+            "head on 8": lambda: gate.score(zeros(8)),
+            "look-up": lambda: drafter.propose([text]),
+        },
+        rounds,
+    )
+    return {
+        "around": _around(model, rounds),
+        "level": (taken["deep"] - taken["shallow"]) / (LONGEST - 1),
+        "head": taken["head"],
+        "head_row": (taken["head on 8"] - taken["head"]) / 7,
+        "look_up": taken["look-up"],
+    }
+
+
+class _Drafting:
+    """Drafts a chain from masks with all-zero states."""
+
+    def __init__(self, model: LanguageModel, depth: int) -> None:
+        gate = model.loaded.forward.gate
+        assert gate is not None
+        self.drafter, self.hidden_DC = MaskDrafter(gate, branches=1), model.loaded.forward.zeros(depth)
+        self.logits_DV = gate.score(self.hidden_DC)
+        self.sequence = Sequence([1], SamplingParams(), Autoregressive(), frozenset(), _TOKENS)
+
+    def __call__(self) -> None:
+        chain = Chain(self.logits_DV, self.hidden_DC, top=self.drafter.gate.top)
+        self.drafter.draft([self.sequence], [chain], depth=len(self.hidden_DC), floor=0.0)
+
+
+def _around(model: LanguageModel, rounds: int) -> float:
+    """A step of plain decoding less its forward, which is timed in turn with the answers, over as long a text."""
+    prompt = len(model.encode(_PROMPT))
+    trial = Trial(model.loaded.forward.with_cache(1024), Shape(1, 1, context=prompt + _TOKENS // 2))
+    steps: list[float] = []
+    forwards: list[float] = []
+    for _ in range(max(2, rounds // 6)):
+        before = 0.0
+        for number, _stride in enumerate(model.stream(_PROMPT, SamplingParams(max_tokens=_TOKENS), decoder=PLAIN)):
+            now = time.perf_counter()
+            if number > 1:
+                steps.append(1e3 * (now - before))
+            before = now
+        forwards += _times(trial, _TOKENS)
+    return max(0.0, statistics.median(steps) - statistics.median(forwards))
+
+
+def _times(run: Callable[[], object], count: int) -> list[float]:
+    found: list[float] = []
+    for _ in range(count):
+        before = time.perf_counter()
+        run()
+        found.append(1e3 * (time.perf_counter() - before))
+    return found
+
+
+def _medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """They take turns; the first turn warms up."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            taken[name] += _times(run, 4)[1:]
+    return {name: statistics.median(times[3:]) for name, times in taken.items()}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """By activations."""
+    forwards = forward.measure(options, {"now": Path(__file__).parents[2]})
+    found: dict[str, Any] = {}
+    for activations in forward.ACTIVATIONS:
+        by_shape = forwards[f"now, {activations}"]
+        rest = beside(activations, options.threads, options.rounds, options.context)
+        found[activations] = {
+            "forwards": {shape: each["median"] for shape, each in by_shape.items()},
+            "beside": {name: round(each, 4) for name, each in rest.items()},
+        }
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
+    options = parser.parse_args(arguments)
+    options.shapes, options.avx2 = list(SHAPES), False
+    found = measure(options)
+    for name in ("forwards", "beside"):
+        heads = found[forward.ACTIVATIONS[0]][name]
+        print(
+            table(
+                [name, *heads], [[kind, *(f"{each:.3f}" for each in by[name].values())] for kind, by in found.items()]
+            )
+        )
+    write(options.json, {"machine": machine(options.threads), "context": options.context, "milliseconds": found})
+
+
+if __name__ == "__main__":
+    main()
