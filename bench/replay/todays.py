@@ -18,7 +18,7 @@ from bench.replay.play import LOOK_UP_K, Run
 from bench.replay.times import StepTimes
 from bench.replay.trace import LONGEST, Trace
 from stridelm.cache.kv_cache import BLOCK_SIZE, Table
-from stridelm.contracts import Greed
+from stridelm.contracts import Growth
 from stridelm.decode.planned import Planned
 from stridelm.decode.rates import Clock, DepthRates, Referee, Rest
 from stridelm.draft.calibration import LEAST, MOST, Calibration
@@ -49,7 +49,7 @@ class ScriptedGate:
         self.times, self.clock = times, clock
         self.trace: Trace | None = None
 
-    def grow(self, logits_DV: Any, hidden_DC: np.ndarray, state_1S: Any, greed: Greed) -> GrownTree:
+    def grow(self, logits_DV: Any, hidden_DC: np.ndarray, state_1S: Any, growth: Growth) -> GrownTree:
         assert self.trace is not None
         anchor, used = (int(each) for each in hidden_DC[0])
         tokens_AUD, seconds_AUD = self.trace.first_tokens, self.trace.second_tokens
@@ -60,12 +60,12 @@ class ScriptedGate:
         for place in range(used, used + len(hidden_DC)):
             levels += 1
             first, second = (float(each[anchor, used, place]) for each in (self.trace.scores, self.trace.second_scores))
-            for token, score in ((tokens_AUD, first), (seconds_AUD, second))[: greed.branches]:
-                if score and path * score >= greed.floor:
+            for token, score in ((tokens_AUD, first), (seconds_AUD, second))[: growth.branches]:
+                if score and path * score >= growth.floor:
                     tokens.append(int(token[anchor, used, place]))
                     parents.append(node)
                     scores.append(score)
-            if not first or path * first < greed.floor:
+            if not first or path * first < growth.floor:
                 break
             node, path = (
                 max(at for at, parent in enumerate(parents) if parent == node and scores[at] == first),

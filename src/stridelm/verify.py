@@ -75,3 +75,14 @@ def follow(tree: DraftTree, tokens: Items[int]) -> list[int]:
         path.append(child)
         node = child
     return path
+
+
+def first_choices(tree: DraftTree, path: list[int]) -> list[bool]:
+    """Along the path, for each level with children, whether the likeliest child was accepted."""
+    stood: list[bool] = []
+    for node in (ROOT, *path):
+        children = [child for child, parent in enumerate(tree.parents) if parent == node]
+        if not children:
+            break
+        stood.append(max(children, key=lambda child: tree.scores[child]) in path)
+    return stood

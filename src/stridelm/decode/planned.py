@@ -28,7 +28,7 @@ from stridelm.draft.merge import merge
 from stridelm.sampling import Drawer, drawer
 from stridelm.settings import LARGEST_K
 from stridelm.types import NO_DRAFT, PREDICTION, ROOT, Block, Commit, DraftTree, Output, Sequence
-from stridelm.verify import follow
+from stridelm.verify import first_choices, follow
 
 _MAX_ANCHORS = 8
 """Maximum number of mask chains that rows are reserved for in the cache."""
@@ -292,7 +292,7 @@ class Planned:
         if state.chain is not None:  # still the one that the tree was grown from
             known = state.mask_tree.pruned(len(commit.tokens), len(state.mask_tree))
             first = state.chain.used
-            for depth, stood in enumerate(_first_choices(known, follow(known, commit.tokens)), start=first):
+            for depth, stood in enumerate(first_choices(known, follow(known, commit.tokens)), start=first):
                 state.rates.observe(depth, stood)
                 self.rates.observe(depth, stood)
 
@@ -339,14 +339,3 @@ def _is_predicted(tree: DraftTree) -> bool:
     """Whether a prediction will probably be accepted."""
     firsts = zip(tree.parents, tree.sources, tree.scores, strict=True)
     return any(parent == ROOT and source == PREDICTION and score > 0.5 for parent, source, score in firsts)
-
-
-def _first_choices(tree: DraftTree, path: list[int]) -> list[bool]:
-    """Along the path, for each level with children, whether the likeliest child was accepted."""
-    stood: list[bool] = []
-    for node in (ROOT, *path):
-        children = [child for child, parent in enumerate(tree.parents) if parent == node]
-        if not children:
-            break
-        stood.append(max(children, key=lambda child: tree.scores[child]) in path)
-    return stood

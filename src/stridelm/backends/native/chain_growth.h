@@ -18,7 +18,8 @@ namespace stride {
 class ChainGrowth {
  public:
   // `ends`: tokens that end a text; `floor`: nodes less likely to be accepted than this are left out.
-  void grow(const StepText& text, const Model& model, const Sequential& head, const std::vector<int64_t>& ends,
+  // Returns the number of depths that were looked at.
+  int64_t grow(const StepText& text, const Model& model, const Sequential& head, const std::vector<int64_t>& ends,
             double floor, Workspace& work, DraftTree& to) {
     const MaskChain& chain = text.chain;
     const int64_t branches = text.rules.branches, most = chain.left() * branches;
@@ -29,10 +30,15 @@ class ChainGrowth {
     buds_.resize(most), states_.resize(most * std::max<int64_t>(1, head.size));
     int64_t nodes = 0, buds = 0;
     const Grown grown{&nodes, &buds, tokens_.data(), parents_.data(), scores_.data(), buds_.data(), states_.data()};
-    growth_.run(model, head, places, rules, grown, work, [&](int64_t level) { return chain.candidates(chain.used + level); });
+    int64_t levels = 0;
+    growth_.run(model, head, places, rules, grown, work, [&](int64_t level) {
+      levels = level + 1;
+      return chain.candidates(chain.used + level);
+    });
     to.clear();
     for (int64_t node = 0; node < nodes; node++)
       to.add(static_cast<int32_t>(tokens_[node]), static_cast<int32_t>(parents_[node]), kFromMasks, scores_[node]);
+    return levels;
   }
 
  private:

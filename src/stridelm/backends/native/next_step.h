@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -30,7 +31,9 @@ class NextStep {
       pace_ = Pace(text.rules.costs.table[1]);
       rate_ = pace_.rate();
     }
+    const double level = costs_.table ? costs_.level : text.rules.costs.level;
     costs_ = text.rules.costs;  // the same for all texts of a model
+    costs_.level = level;
   }
   bool has_planned_texts() const { return costs_.table != nullptr; }
 
@@ -86,6 +89,7 @@ class NextStep {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr int64_t kMaxPatience = 256, kTrialMasks = 4;
 
   // Records what became of a node's children; returns the likeliest of them.
@@ -99,6 +103,12 @@ class NextStep {
     return likeliest;
   }
 
+  // Drafting some depths took so long. The curve's figure is that of the host, whose trees take several times as long.
+  void took(int64_t levels, double seconds) {
+    const double each = std::min(seconds / static_cast<double>(std::max<int64_t>(1, levels)), costs_.level);
+    costs_.level += (each - costs_.level) / 16;
+  }
+
   // All proposals in one tree.
   void propose(StepText& text, Workspace& work) {
     const PlanRules& rules = text.rules;
@@ -107,7 +117,9 @@ class NextStep {
       // Nodes less likely to be accepted than this do not pay for their row and for being drafted.
       const double row = (costs_.table[9] - costs_.table[1]) / 8;
       const double floor = std::clamp(rate_ * (row + costs_.level), 0.005, 0.5);
-      growth_.grow(text, model_, parts_.head, ends_, floor, work, text.from_masks);
+      const auto started = Clock::now();
+      const int64_t levels = growth_.grow(text, model_, parts_.head, ends_, floor, work, text.from_masks);
+      took(levels, std::chrono::duration<double>(Clock::now() - started).count());
     }
     if (rules.look_up > 0) look_up(text.tokens, rules.look_up, text.found);
     int64_t most = rules.nodes;
