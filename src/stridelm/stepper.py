@@ -58,6 +58,49 @@ class StepCosts(Protocol):
         ...
 
 
+Weights = tuple[float, ...]
+
+
+class StepPrior(Protocol):
+    """How likely drafts are accepted if those before them are: logistic regressions on log-odds."""
+
+    @property
+    def ease(self) -> float:
+        """How often drafts are accepted, over all texts."""
+        ...
+
+    @property
+    def scored(self) -> Weights:
+        """A constant, then per unit of the score's log-odds, of the text's ease's, per place of the chain that the text
+        has passed, per depth."""
+        ...
+
+    @property
+    def unscored(self) -> Weights:
+        """The same without the score, of chains that do not exist yet."""
+        ...
+
+    @property
+    def found(self) -> Weights:
+        """Of what look-up finds: a constant, per logarithm of the match's length, and for a long match."""
+        ...
+
+    @property
+    def agreed(self) -> Weights:
+        """Of a token that masks and look-up both propose: a constant, per log-odds of either's chance."""
+        ...
+
+    @property
+    def chain_against(self) -> Weights:
+        """The same of the masks' token where look-up proposes another."""
+        ...
+
+    @property
+    def found_against(self) -> Weights:
+        """The same of look-up's."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OwnPlan:
     """What a policy asks of steps that a backend plans by itself. Without `costs` nothing is drafted."""
@@ -73,6 +116,8 @@ class OwnPlan:
     follow: int = 0
     """Maximum number of drafts from the request's prediction; 0: none."""
     costs: StepCosts | None = None
+    priors: tuple[StepPrior, StepPrior] | None = None
+    """Of greedy and of sampled texts; given with `costs`."""
 
 
 PLAIN_PLAN = OwnPlan()

@@ -1,5 +1,6 @@
 """bench/replay on made-up traces: what is known in closed form, determinism, and that nothing beats the oracle."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from bench.replay.expected import LOOK_MASKS, Expected
 from bench.replay.oracle import least_milliseconds
 from bench.replay.play import PLAIN, Choice, Fixed, Happened, View, fixed_choices, play
 from bench.replay.prior import Ease, Prior, learn, log_odds
+from bench.replay.priors import kept
 from bench.replay.record import Recorder, prompts
 from bench.replay.times import StepTimes, of_forwards
 from bench.replay.todays import ABLATIONS, play_all
@@ -20,6 +22,7 @@ from bench.replay.worth import solve
 from native import skip_without_kernels
 from stridelm import LoadSettings, SamplingParams
 from stridelm import load as load_model
+from stridelm.decode.draft_prior import FILE, draft_priors
 from stridelm.types import ROOT
 from stridelm.verify import proposals
 
@@ -315,3 +318,11 @@ def test_recorded_chains_are_those_that_decoding_drafts(temperature: float) -> N
         anchor = newest + nearest[-1] if nearest else anchor
     assert sequence.tokens == recorded.tokens.tolist()
     assert compared > 4
+
+
+def test_the_package_knows_of_greedy_drafts_what_the_recordings_say() -> None:
+    learned = kept(learn(load(replay.TRACES)))
+    shipped = json.loads(FILE.read_text(encoding="utf-8"))["greedy"]
+    assert learned.keys() == shipped.keys()
+    assert all(np.allclose(learned[name], shipped[name], atol=2e-3) for name in learned)
+    assert draft_priors()[0].ease == shipped["ease"] and draft_priors()[1].ease < shipped["ease"]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stridelm.decode.cost import Cost
+from stridelm.decode.draft_prior import draft_priors
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.stepper import OwnPlan
 
 if TYPE_CHECKING:
     from stridelm.decode.planned import Planned
+
+_WIDE = 3.0
 
 
 def own_plan(policy: Planned) -> OwnPlan | None:
@@ -19,8 +23,15 @@ def own_plan(policy: Planned) -> OwnPlan | None:
     return OwnPlan(
         masks=policy.longest,
         nodes=policy.nodes,
-        branches=1 if policy.masks is None else policy.masks.branches,
+        branches=policy.masks.branches if policy.masks is not None and _is_wide(policy.cost) else 1,
         look_up=max((drafter.k for drafter in look_up), default=0),
         follow=max((drafter.longest_prediction for drafter in look_up), default=0),
         costs=policy.cost,
+        priors=draft_priors(),
     )
+
+
+def _is_wide(cost: Cost) -> bool:
+    """Whether second choices pay for their rows. Where rows cost time they do not (bench/replay), and to grow two
+    branches takes longer than one."""
+    return cost(64) < _WIDE * cost(1)

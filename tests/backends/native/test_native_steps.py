@@ -12,15 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stridelm
+from bench.replay.prior import Prior as ReplayPrior
+from bench.replay.times import StepTimes
+from bench.replay.worth import MASK_COUNTS, solve
 from exactness import PREDICTIONS, PROMPTS, answers
 from native import forward_of, load_native, skip_without_kernels
 from stepping import step_of
 from stridelm.api import LanguageModel
-from stridelm.backends.native.library import PlanQuestion, library
-from stridelm.backends.native.stepper import NativeStepper
+from stridelm.backends.native.library import Costs, PlanQuestion, library
+from stridelm.backends.native.stepper import NativeStepper, prior_of
 from stridelm.contracts import Gate
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
+from stridelm.decode.draft_prior import draft_priors
 from stridelm.decode.planned import Planned
 from stridelm.decode.planner import Outlook, choose, gains
 from stridelm.draft.mask import MaskDrafter
@@ -276,14 +280,16 @@ def test_following_a_prediction(prediction: list[int], text: list[int], prompt: 
     assert tokens == expected[0] and scores == pytest.approx(expected[1])
 
 
-def plan_of(tree: DraftTree, outlook: Outlook, acceptance: list[float], rows: list[float]) -> tuple[float, list[int]]:
+def plan_of(tree: DraftTree, outlook: Outlook) -> tuple[float, list[int]]:
     """Its worth; numbers of nodes, of anchors and of masks per anchor."""
-    arrays = [np.array(each, np.float64) for each in (outlook.seconds, acceptance, rows, outlook.left, tree.scores)]
-    seconds, accepted, row_seconds, left, scores = arrays
+    fresh = [each for row, masks in zip(outlook.fresh, outlook.mask_options, strict=True) for each in row[:masks]]
+    seconds, left, fresh_worth, scores = (
+        np.array(each, np.float64) for each in (outlook.seconds, outlook.left, fresh, tree.scores)
+    )
     options, parents = np.array(outlook.mask_options, np.int64), np.array(tree.parents, np.int32)
     question = PlanQuestion(
-        outlook.rate, outlook.mask_seconds, outlook.mask_row_seconds, outlook.pending, len(acceptance), len(options),
-        len(left), *(each.ctypes.data for each in (seconds, accepted, row_seconds, left, options)),
+        outlook.rate, outlook.mask_seconds, outlook.mask_row_seconds, outlook.pending, len(options), len(left),
+        *(each.ctypes.data for each in (seconds, left, fresh_worth, options)),
     )  # fmt: skip
     chosen, anchors, worth = np.empty(3, np.int64), np.empty(64, np.int32), np.empty(1)
     library().stride_choose(
@@ -301,15 +307,15 @@ def test_plans(nodes: int, make_parent: Callable[[Random, int], int]) -> None:
     for _ in range(150):
         acceptance = [dice.uniform(0.2, 0.99) for _ in range(8)]
         seconds = np.cumsum([1.0, *(dice.uniform(0, 0.3) for _ in range(160))])
-        rows, rate = np.diff(seconds)[1:9].tolist(), dice.uniform(0.5, 2.5)
-        gained = gains(acceptance, rows, rate)
+        rate = dice.uniform(0.5, 2.5)
+        gained = gains(acceptance, np.diff(seconds)[1:9].tolist(), rate)
         options = (2, 4, 8)[: dice.randint(0, 3)]
         left = (*gained[5][1:], 0.0) if dice.random() < 0.5 else (0.0,)
         fresh = [gained[count] for count in options]
         outlook = Outlook(rate, seconds, 1, options, dice.uniform(0, 0.3), dice.uniform(0, 0.05), fresh, left)
         tree = sorted_tree(dice, nodes, make_parent)
         plan = choose(tree, outlook)
-        worth, (count, anchors, masks) = plan_of(tree, outlook, acceptance, rows)
+        worth, (count, anchors, masks) = plan_of(tree, outlook)
         assert worth == pytest.approx(plan.worth, abs=1e-9)
         assert (count, anchors, masks if anchors else 0) == (plan.nodes, len(plan.anchors), plan.masks)
         kinds.add((count > 0, anchors > 0))
@@ -326,6 +332,55 @@ def sorted_tree(dice: Random, nodes: int, make_parent: Callable[[Random, int], i
     order = sorted(range(nodes), key=lambda node: -paths[node])
     renamed = {ROOT: ROOT} | {node: at for at, node in enumerate(order)}
     return DraftTree.of(range(nodes), [renamed[parents[node]] for node in order], MASKS, [scores[n] for n in order])
+
+
+# What chains are worth
+
+CURVE = Cost((1, 2, 4, 8, 16), (1.8, 2.1, 2.3, 3.5, 6.3), masks=0.3, mask_row=0.05, level=0.06)
+MASKS_OF_CHAIN = 8
+
+
+def worth_of(cost: Cost, ease: float, texts: int = 1) -> tuple[np.ndarray, float]:
+    """[places of the chain][places passed] -> tokens; and the pace."""
+    numbers = (cost.masks, cost.mask_row, cost.context, cost.sequence, cost.head, cost.head_row, cost.level)
+    costs = Costs(cost.table.ctypes.data, len(cost.table) - 1, *numbers)
+    tokens = np.empty((MASKS_OF_CHAIN + 1, MASKS_OF_CHAIN + 1))
+    prior = prior_of(draft_priors()[0])
+    return tokens, library().stride_worth(prior, MASKS_OF_CHAIN, costs, texts, ease, tokens.ctypes.data)
+
+
+@pytest.mark.parametrize("ease", [0.2, 0.5, 0.65, 0.8, 0.94])
+def test_worth_is_that_of_the_replay(ease: float) -> None:
+    skip_without_kernels()
+    kept = draft_priors()[0]
+    prior = ReplayPrior(
+        kept.ease, kept.scored, kept.unscored, kept.found, kept.agreed, kept.chain_against, kept.found_against
+    )
+    rows = dict(enumerate(CURVE.table[:129].tolist()))
+    expected, pace = solve(prior, StepTimes(rows, CURVE.masks, CURVE.mask_row, 0.0, CURVE.level)).at(ease)
+    tokens, found = worth_of(CURVE, ease)
+    assert found == pytest.approx(pace, rel=1e-6)
+    for masks in MASK_COUNTS:
+        assert tokens[masks][:masks] == pytest.approx([expected[used][masks] for used in range(masks)], abs=1e-6)
+
+
+def test_masks_are_worth_more_in_easy_texts_and_nothing_where_rows_are_dear() -> None:
+    skip_without_kernels()
+    easy, fast = worth_of(CURVE, 0.9)
+    hard, slow = worth_of(CURVE, 0.3)
+    assert easy[4][0] > hard[4][0] >= 0 and fast > slow >= 1 / CURVE(1) * (1 - 1e-9)
+    dear = Cost((1, 64), (1.0, 64.0))
+    tokens, pace = worth_of(dear, 0.9)
+    assert not tokens.any() and pace == pytest.approx(1.0)
+
+
+def test_drafts_are_worth_less_to_a_text_beside_many_others() -> None:
+    skip_without_kernels()
+    rising = Cost((1, 8, 64), (1.0, 1.1, 57.1))
+    alone, _ = worth_of(rising, 0.8)
+    crowded, pace = worth_of(rising, 0.8, texts=16)
+    assert alone[4][0] > 0 and not crowded.any()
+    assert pace == pytest.approx(16 / rising(16))
 
 
 def test_a_stepper_needs_no_costs_for_one_token_at_a_time(tiny_model: LanguageModel) -> None:

@@ -43,14 +43,13 @@ class TreeMerger {
  public:
   void clear() { all_.clear(); }
 
-  // `accepted`: (source, score) -> the probability that such a node is accepted if its parent is.
-  template <class Accepted>
-  void add(const DraftTree& tree, Accepted accepted) {
+  // `chances`: per node, the probability that it is accepted if its parent is.
+  void add(const DraftTree& tree, const std::vector<double>& chances) {
     named_.assign(tree.size(), kRoot);
     for (int64_t node = 0; node < tree.size(); node++) {
       const int32_t parent = tree.parents[node] == kRoot ? kRoot : named_[tree.parents[node]];
       const Source source = static_cast<Source>(tree.sources[node]);
-      named_[node] = put(parent, tree.tokens[node], source, accepted(source, tree.scores[node]));
+      named_[node] = put(parent, tree.tokens[node], source, chances[node]);
     }
   }
 

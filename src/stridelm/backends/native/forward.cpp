@@ -53,8 +53,8 @@ class GrowthFromLogits {
 // An outlook as a caller from outside gives it: see step_plan.h.
 struct PlanQuestion {
   double rate, masks, mask_row;
-  int64_t pending, longest, option_count, left_count;
-  const double *seconds, *acceptance, *row_seconds, *left;
+  int64_t pending, option_count, left_count;
+  const double *seconds, *left, *fresh;  // fresh: of each option, as many numbers as it has masks
   const int64_t* options;
 };
 
@@ -162,16 +162,25 @@ int64_t stride_follow(const int32_t* prediction, int64_t prediction_length, cons
   std::copy(found.scores.begin(), found.scores.end(), scores);
   return found.size();
 }
-// `outlook` without its gains: those of masks that are accepted by depth like `acceptance`.
+// Pace, and what chains of each length are worth by the places passed: (places + 1) x (places + 1).
+double stride_worth(const Prior* prior, int64_t masks, const Costs* costs, int64_t texts, double ease, double* tokens) {
+  MaskParts parts{};
+  parts.masks = masks;
+  Worth worth;
+  worth.solve(*prior, parts, masks, *costs, texts);
+  worth.look(log_odds(ease));
+  for (int64_t places = 0; places <= masks; places++)
+    std::copy_n(worth.chain(places), masks + 1, tokens + places * (masks + 1));
+  return worth.pace();
+}
 void stride_choose(int64_t nodes, const int32_t* parents, const double* scores, const PlanQuestion* question,
                    int64_t* chosen, int32_t* anchors, double* worth) {
   DraftTree tree;
   for (int64_t node = 0; node < nodes; node++) tree.add(0, parents[node], kFromMasks, scores[node]);
-  Gains gains;
-  gains.find(question->acceptance, question->longest, question->row_seconds, question->rate);
-  Outlook outlook{question->rate, question->seconds, question->pending, {}, {}, question->masks, question->mask_row, &gains, {}};
-  outlook.options.assign(question->options, question->options + question->option_count);
-  outlook.reach = outlook.options;
+  Outlook outlook{question->rate, question->seconds, question->pending, question->masks, question->mask_row, {}, {}};
+  const double* fresh = question->fresh;
+  for (int64_t i = 0; i < question->option_count; fresh += question->options[i++])
+    outlook.options.push_back({question->options[i], question->options[i], fresh});
   outlook.left.assign(question->left, question->left + question->left_count);
   Planner planner;
   const StepPlan& plan = planner.choose(tree, outlook);

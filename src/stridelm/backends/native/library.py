@@ -134,8 +134,19 @@ class Costs(ctypes.Structure):
     )
 
 
+PRIOR_SIZES = {"scored": 5, "unscored": 4, "found": 3, "agreed": 3, "chain_against": 3, "found_against": 3}
+
+
+class Prior(ctypes.Structure):
+    _fields_ = (("ease", c_double), *((name, c_double * size) for name, size in PRIOR_SIZES.items()))
+
+
 class PlanRules(ctypes.Structure):
-    _fields_ = (*((name, c_int64) for name in ("masks", "nodes", "branches", "look_up", "follow")), ("costs", Costs))
+    _fields_ = (
+        *((name, c_int64) for name in ("masks", "nodes", "branches", "look_up", "follow")),
+        ("costs", Costs),
+        ("prior", Prior * 2),
+    )
 
 
 class TextStart(ctypes.Structure):
@@ -160,8 +171,8 @@ class Sheets(ctypes.Structure):
 class PlanQuestion(ctypes.Structure):
     _fields_ = (
         *((name, c_double) for name in ("rate", "masks", "mask_row")),
-        *((name, c_int64) for name in ("pending", "longest", "option_count", "left_count")),
-        *((name, c_void_p) for name in ("seconds", "acceptance", "row_seconds", "left", "options")),
+        *((name, c_int64) for name in ("pending", "option_count", "left_count")),
+        *((name, c_void_p) for name in ("seconds", "left", "fresh", "options")),
     )
 
 
@@ -209,6 +220,8 @@ def bind(made: Path) -> Any:
     bound.stride_look_up.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     bound.stride_follow.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
     bound.stride_look_up.restype = bound.stride_follow.restype = c_int64
+    bound.stride_worth.argtypes = [POINTER(Prior), c_int64, POINTER(Costs), c_int64, c_double, c_void_p]
+    bound.stride_worth.restype = c_double
     bound.stride_choose.argtypes = [c_int64, c_void_p, c_void_p, POINTER(PlanQuestion), *[c_void_p] * 3]
     for name in (
         *("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "perturb", "grow", "unpack"),

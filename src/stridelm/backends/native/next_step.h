@@ -1,88 +1,64 @@
 // What the next step verifies and where its masks hang, from what was accepted so far: the one decision of planned steps.
+//
+// bench/replay/expected.py is the same for chains, and judges it. Resting needs no rule of its own: if masks are not worth
+// their time at a text's ease, a single row is the best plan. Looking again does, since without masks nothing is learned.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
 #include "chain_growth.h"
 #include "draft_tree.h"
-#include "estimates.h"
 #include "look_up.h"
 #include "mask_chain.h"
+#include "prior.h"
 #include "step_plan.h"
 #include "step_text.h"
+#include "worth.h"
 
 namespace stride {
 
 class NextStep {
  public:
   NextStep(const Model& model, const MaskParts& parts, const std::vector<int64_t>& ends, int64_t longest)
-      : model_(model), parts_(parts), ends_(ends), longest_(longest) {
-    rates_.begin(std::max<int64_t>(1, parts.places()));
-  }
+      : model_(model), parts_(parts), ends_(ends), longest_(longest) {}
 
-  void begin(StepText& text) {
-    text.rates = rates_.for_new_text();
-    if (!text.is_planned()) return;
-    if (!costs_.table) {
-      pace_ = Pace(text.rules.costs.table[1]);
-      rate_ = pace_.rate();
-    }
-    const double level = costs_.table ? costs_.level : text.rules.costs.level;
+  void begin(const StepText& text, Workspace& work) {
+    if (!text.is_planned() || costs_.table) return;
     costs_ = text.rules.costs;  // the same for all texts of a model
-    costs_.level = level;
+    if (text.rules.masks) costs_.level = seconds_of_level(text.rules.branches, work);
   }
   bool has_planned_texts() const { return costs_.table != nullptr; }
 
-  // A step wrote so many tokens. Forwards count with the time of the cost curve, since noise of the machine would look
-  // like a difference between plans.
-  void stepped(int64_t tokens, const std::vector<StepText*>& texts, int64_t rows, int64_t masks) {
-    double seconds = costs_.table[std::min(rows, costs_.largest)] + costs_.sequence * static_cast<double>(texts.size() - 1);
-    if (masks) seconds += costs_.masks + costs_.mask_row * static_cast<double>(masks);
-    for (const StepText* text : texts) {
-      seconds += costs_.context * static_cast<double>(text->cached * text->rows());
-      if (text->from_masks.size()) seconds += costs_.level;
-    }
-    pace_.stepped(tokens, seconds);
-    texts_ = static_cast<int64_t>(texts.size());
-    const double plain = costs_.table[std::min(texts_, costs_.largest)] + costs_.sequence * static_cast<double>(texts_ - 1);
-    rate_ = std::max(pace_.rate(), static_cast<double>(texts_) / plain);
-  }
-
-  // From all proposals, whether they were run or not: the emitted text is enough to judge them.
+  // From all that masks proposed, whether it was run or not: the emitted text is enough to judge it.
   void learn(StepText& text) {
-    for (const DraftTree* tree : {&text.from_masks, &text.found}) {
-      if (!tree->size()) continue;
-      looks_.clear();
-      int32_t node = kRoot;
-      for (size_t depth = 0; depth < text.emitted.size() && node != DraftTree::kNone; depth++) {
-        const int32_t next = tree->child(node, text.emitted[depth]), likeliest = look_at_children(*tree, node, next);
-        if (tree == &text.from_masks && likeliest != DraftTree::kNone) {
-          const int64_t place = text.first_place + static_cast<int64_t>(depth);
-          text.rates.observe(place, likeliest == next), rates_.observe(place, likeliest == next);
-        }
-        node = next;
-      }
-      Curve& curve = curves_[text.is_sampled()][tree->sources[0]];
-      curve.fade(static_cast<int64_t>(looks_.size()));
-      for (const auto& [score, stood] : looks_) curve.observe(score, stood);
+    const int64_t written = static_cast<int64_t>(text.emitted.size());
+    int64_t drafted = 0, stood = 0;
+    bool stands = true;
+    for (int32_t node = first_choice(text.from_masks, kRoot); node != DraftTree::kNone && drafted < written;
+         node = first_choice(text.from_masks, node), drafted++) {
+      stands = stands && text.from_masks.tokens[node] == text.emitted[drafted];
+      stood += stands;
     }
+    text.ease.observe(written, std::min(stood + 1, drafted), stood);
+    text.rested = text.from_masks.size() ? 0 : text.rested + written;
   }
 
-  // `others`: rows of the other texts in the step.
-  void plan(StepText& text, int64_t others, Workspace& work) {
+  // `texts`: how many are written together; `others`: rows of the other ones in the step.
+  void plan(StepText& text, int64_t texts, int64_t others, Workspace& work) {
     text.plan = {}, text.defers = false;
     text.tree.clear(), text.from_masks.clear(), text.found.clear();
     if (!text.goes_on() || !text.is_planned()) return;
-    propose(text, work);
+    propose(text, worth_for(text, texts).pace(), work);
     if (!text.tree.size() && text.rules.masks == 0) return;
-    look_ahead(text, others);
+    look_ahead(text, worth_for(text, texts), texts, others);
     text.plan = planner_.choose(text.tree, outlook_);
     text.tree.resize(text.plan.nodes);
-    try_again(text);
+    look_again(text);
     keep_useful_anchors(text);
     text.defers = costs_.head + costs_.head_row * static_cast<double>(text.plan.masks) <
                   costs_.head_row * static_cast<double>(text.mask_rows());
@@ -90,33 +66,70 @@ class NextStep {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr int64_t kMaxPatience = 256, kTrialMasks = 4;
+  static constexpr int64_t kMasksToLook = 2;
+  static constexpr double kFloor = 0.2, kLeastFloor = 0.005;
+  static constexpr double kDrift = 0.4;
+  static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
 
-  // Records what became of a node's children; returns the likeliest of them.
-  int32_t look_at_children(const DraftTree& tree, int32_t node, int32_t accepted) {
+  // The likeliest child of a node.
+  static int32_t first_choice(const DraftTree& tree, int32_t node) {
     int32_t likeliest = DraftTree::kNone;
-    for (int32_t each = 0; each < tree.size(); each++) {
-      if (tree.parents[each] != node) continue;
-      looks_.emplace_back(tree.scores[each], each == accepted);
-      if (likeliest == DraftTree::kNone || tree.scores[each] > tree.scores[likeliest]) likeliest = each;
-    }
+    for (int32_t each = 0; each < tree.size(); each++)
+      if (tree.parents[each] == node && (likeliest == DraftTree::kNone || tree.scores[each] > tree.scores[likeliest]))
+        likeliest = each;
     return likeliest;
   }
 
-  // Drafting some depths took so long. The curve's figure is that of the host, whose trees take several times as long.
+  // Of one depth of a tree that is drafted from masks: the best of some trials, on a chain without content.
+  double seconds_of_level(int64_t branches, Workspace& work) {
+    constexpr int64_t kLevels = 3, kTrials = 6;
+    StepText text;
+    text.tokens.assign(1, 0), text.rules.branches = branches;
+    const std::vector<float> outputs(parts_.masks * model_.shape.width, 0.0f);
+    text.chain.begin(parts_, outputs.data(), std::min(kLevels, parts_.masks), model_.shape.width,
+                     std::min<int64_t>(16, model_.vocabulary));
+    for (size_t i = 0; i < text.chain.tokens.size(); i++)
+      text.chain.tokens[i] = static_cast<int64_t>(i) % text.chain.most, text.chain.logits[i] = 0;
+    double best = costs_.level;
+    DraftTree tree;
+    for (int64_t trial = 0; trial < kTrials; trial++) {
+      const auto started = Clock::now();
+      const int64_t levels = growth_.grow(text, model_, parts_.head, {}, 0.0, work, tree);
+      const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
+      best = std::min(best, seconds / static_cast<double>(std::max<int64_t>(1, levels)));
+    }
+    return best;
+  }
+
+  // Drafting some depths took so long, in a step: its weights come from memory then.
   void took(int64_t levels, double seconds) {
-    const double each = std::min(seconds / static_cast<double>(std::max<int64_t>(1, levels)), costs_.level);
-    costs_.level += (each - costs_.level) / 16;
+    const double each = seconds / static_cast<double>(std::max<int64_t>(1, levels));
+    costs_.level += (std::clamp(each, costs_.level / 2, 2 * costs_.level) - costs_.level) / 8;
+    if (std::abs(costs_.level - solved_level_) > kDrift * solved_level_) worths_.clear();
+  }
+
+  // At the text's ease. Solved when first needed: some milliseconds.
+  const Worth& worth_for(const StepText& text, int64_t texts) {
+    int64_t together = 1;
+    while (together < texts) together *= 2;
+    const auto key = std::make_pair(together, 2 * text.rules.masks + text.is_sampled());
+    const bool is_known = worths_.count(key) > 0;
+    Worth& worth = worths_[key];
+    if (!is_known) {
+      solved_level_ = costs_.level;
+      worth.solve(text.prior(), parts_, text.rules.masks, costs_, together);
+    }
+    worth.look(text.ease.odds());
+    return worth;
   }
 
   // All proposals in one tree.
-  void propose(StepText& text, Workspace& work) {
+  void propose(StepText& text, double pace, Workspace& work) {
     const PlanRules& rules = text.rules;
-    text.first_place = text.chain.used;
     if (text.chain.left() > 0) {
       // Nodes less likely to be accepted than this do not pay for their row and for being drafted.
-      const double row = (costs_.table[9] - costs_.table[1]) / 8;
-      const double floor = std::clamp(rate_ * (row + costs_.level), 0.005, 0.5);
+      const double row = (costs_.rows(9) - costs_.rows(1)) / 8;
+      const double floor = std::clamp(pace * (row + costs_.level), kLeastFloor, kFloor);
       const auto started = Clock::now();
       const int64_t levels = growth_.grow(text, model_, parts_.head, ends_, floor, work, text.from_masks);
       took(levels, std::chrono::duration<double>(Clock::now() - started).count());
@@ -131,9 +144,9 @@ class NextStep {
         std::swap(text.found, predicted_);
       most = std::max(most, text.found.size());
     }
+    judge(text);
     merger_.clear();
-    for (const DraftTree* tree : {&text.from_masks, &text.found})
-      merger_.add(*tree, [&](Source source, double score) { return curves_[text.is_sampled()][source].accepted(score); });
+    merger_.add(text.from_masks, drafted_), merger_.add(text.found, found_);
     merger_.finish(most, text.tree);
     // Drafts must lie within the answer's room and the text's blocks.
     int64_t nodes = 0;
@@ -142,31 +155,58 @@ class NextStep {
     text.tree.resize(nodes);
   }
 
-  void look_ahead(const StepText& text, int64_t others) {
-    const int64_t longest = text.rules.masks, places = parts_.reach(longest), nodes = text.tree.size();
-    seconds_.resize(2 + nodes + places + (nodes + 1) * longest);
-    for (size_t rows = 0; rows < seconds_.size(); rows++)
-      seconds_[rows] = costs_.table[std::min(others + static_cast<int64_t>(rows), costs_.largest)] +
-                       costs_.context * static_cast<double>(text.length()) * static_cast<double>(rows) +
-                       costs_.sequence * static_cast<double>(texts_ - 1);
-    outlook_.rate = rate_, outlook_.seconds = seconds_.data(), outlook_.pending = 1, outlook_.gains = &gains_;
-    outlook_.masks = costs_.masks, outlook_.mask_row = costs_.mask_row;
-    outlook_.options.clear(), outlook_.reach.clear(), outlook_.left.assign(1, 0.0);
-    if (longest == 0 || is_predicted(text.tree)) return;
-    for (int64_t depth = 0; depth < places; depth++) {
-      acceptance_[depth] = text.rates.value(depth);
-      row_seconds_[depth] = seconds_[2 + depth] - seconds_[1 + depth] + costs_.level;
+  // The probabilities that proposals are accepted if their parents are.
+  void judge(const StepText& text) {
+    const Prior& prior = text.prior();
+    const DraftTree &drafted = text.from_masks, &found = text.found;
+    const double ease = text.ease.odds();
+    drafted_.resize(drafted.size()), found_.resize(found.size());
+    for (int32_t node = 0; node < drafted.size(); node++)
+      drafted_[node] = prior.of_score(drafted.scores[node], ease, text.chain.used, drafted.depth(node) - 1);
+    for (int64_t ahead = 0; ahead < found.size(); ahead++)
+      found_[ahead] = found.sources[ahead] == kFromPrediction ? found.scores[ahead]
+                                                              : prior.of_match(match_length(found.scores[ahead]));
+    // What both propose is likelier than either says, and where they part, less so.
+    int32_t node = kRoot;
+    for (int64_t ahead = 0; ahead < found.size(); ahead++) {
+      const int32_t first = first_choice(drafted, node);
+      if (first == DraftTree::kNone) return;
+      const double chain = drafted_[first], other = found_[ahead];
+      if (drafted.tokens[first] != found.tokens[ahead]) {
+        drafted_[first] = Prior::joint(prior.chain_against, chain, other);
+        found_[ahead] = Prior::joint(prior.found_against, chain, other);
+        return;
+      }
+      drafted_[first] = found_[ahead] = Prior::joint(prior.agreed, chain, other);
+      node = first;
     }
-    gains_.find(acceptance_, places, row_seconds_, rate_);
-    for (int64_t option : {2, 3, 4, 6, 8, 12, 16}) {
-      const int64_t masks = std::min<int64_t>(option, longest);
-      if (!outlook_.options.empty() && outlook_.options.back() == masks) break;
-      outlook_.options.push_back(masks), outlook_.reach.push_back(parts_.reach(masks));
+  }
+  // Look-up's score of a draft is 1 - 1 / the length of its match.
+  static int64_t match_length(double score) { return std::lround(1 / (1 - score)); }
+
+  void look_ahead(const StepText& text, const Worth& worth, int64_t texts, int64_t others) {
+    const int64_t longest = text.rules.masks, nodes = text.tree.size();
+    seconds_.resize(2 + nodes + (nodes + 1) * longest);
+    for (size_t rows = 0; rows < seconds_.size(); rows++)
+      seconds_[rows] = costs_.rows(others + static_cast<int64_t>(rows)) +
+                       costs_.context * static_cast<double>(text.length()) * static_cast<double>(rows) +
+                       costs_.sequence * static_cast<double>(texts - 1);
+    outlook_.rate = worth.pace(), outlook_.seconds = seconds_.data(), outlook_.pending = 1;
+    outlook_.masks = costs_.masks, outlook_.mask_row = costs_.mask_row;
+    outlook_.options.clear(), outlook_.left.assign(1, 0.0);
+    if (longest == 0 || is_predicted(text.tree)) return;
+    fresh_.clear();
+    for (int64_t places : worth.reach())
+      for (int64_t since = 0; since < places; since++) fresh_.push_back(kCaution * worth.chain(places)[since]);
+    const double* fresh = fresh_.data();
+    for (size_t i = 0; i < worth.options().size(); i++) {
+      outlook_.options.push_back({worth.options()[i], worth.reach()[i], fresh});
+      fresh += worth.reach()[i];
     }
     if (text.chain.left() <= 0) return;
     outlook_.left.clear();
-    for (int64_t at = text.chain.used + 1; at <= text.chain.depth; at++)
-      outlook_.left.push_back(gains_.by[text.chain.depth][at]);
+    for (int64_t used = text.chain.used + 1; used < text.chain.depth; used++)
+      outlook_.left.push_back(kCaution * worth.chain(text.chain.depth)[used]);
     outlook_.left.push_back(0.0);
   }
   // If a prediction covers what comes next, masks are wasted rows.
@@ -176,15 +216,13 @@ class NextStep {
     return false;
   }
 
-  // A text without masks shows nothing of how well they would do: give it some now and then, ever more rarely.
-  static void try_again(StepText& text) {
-    if (text.rules.masks == 0 || text.chain.left() > 0) return;
-    if (!text.plan.anchors.empty()) {
-      text.without_masks = 0, text.patience = StepText::kPatience;
-    } else if (++text.without_masks > text.patience) {
-      text.without_masks = 0, text.patience = std::min(2 * text.patience, kMaxPatience);
-      text.plan.anchors.assign(1, kRoot), text.plan.masks = std::min(kTrialMasks, text.rules.masks);
-    }
+  // A text without masks shows nothing of how well they would do: give it some at its beginning, and now and then.
+  static void look_again(StepText& text) {
+    if (text.rules.masks == 0 || text.rested < StepText::kLookAgain || !text.plan.anchors.empty()) return;
+    const int64_t nodes = text.tree.size();
+    if ((nodes && text.tree.sources[0] != kFromMasks) || text.chain.left() > nodes + 1) return;
+    text.plan.anchors.assign(1, static_cast<int32_t>(nodes) - 1);
+    text.plan.masks = std::min(kMasksToLook, text.rules.masks);
   }
   // Masks are of use if there is room for a draft behind the token that the anchor gives, and for the chain's rows.
   void keep_useful_anchors(StepText& text) const {
@@ -202,22 +240,16 @@ class NextStep {
   const Model& model_;
   const MaskParts& parts_;
   const std::vector<int64_t>& ends_;  // tokens that end a text
-  const int64_t longest_;  // positions that the model has
-  Costs costs_{};          // none as long as all texts take one token at a time
-  int64_t texts_ = 1;
-  double rate_ = 0;  // tokens per second that time is worth
-  Curve curves_[2][kSources];  // of greedy and of sampled texts
-  DepthRates rates_;
-  Pace pace_{1.0};
-  std::vector<std::pair<double, bool>> looks_;
+  const int64_t longest_;             // positions that the model has
+  Costs costs_{};                     // none as long as all texts take one token at a time
+  double solved_level_ = 0;           // what a depth of drafts cost when these were solved
+  std::map<std::pair<int64_t, int64_t>, Worth> worths_;  // by texts together, and by masks and kind of text
   DraftTree predicted_;
+  std::vector<double> drafted_, found_, fresh_, seconds_;
   ChainGrowth growth_;
   TreeMerger merger_;
   Planner planner_;
   Outlook outlook_{};
-  Gains gains_{};
-  std::vector<double> seconds_;
-  double acceptance_[kMaxMasks], row_seconds_[kMaxMasks];
 };
 
 }  // namespace stride

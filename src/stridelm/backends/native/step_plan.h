@@ -13,44 +13,18 @@
 
 namespace stride {
 
-// Seconds of a forward on this machine: decode/cost.py measures them.
-struct Costs {
-  const double* table;  // by number of real rows, up to `largest`
-  int64_t largest;
-  double masks, mask_row, context, sequence, head, head_row, level;
-};
-
-constexpr int64_t kMaxMasks = 32;  // places that a chain proposes tokens for
-
-// By number of masks of a chain and tokens since its anchor: what it adds to the next step, net of its rows.
-struct Gains {
-  double by[kMaxMasks + 1][kMaxMasks + 1];
-
-  // `acceptance`: by depth of mask; `rows`: seconds of one more row, by number of drafts before it.
-  void find(const double* acceptance, int64_t longest, const double* row_seconds, double rate) {
-    for (int64_t masks = 0; masks <= longest; masks++) std::fill_n(by[masks], longest + 1, 0.0);
-    for (int64_t since = 0; since < longest; since++) {
-      double best = 0, worth = 0, path = 1;
-      for (int64_t depth = since; depth < longest; depth++) {
-        path *= acceptance[depth];
-        worth += path - rate * row_seconds[depth - since];
-        best = std::max(best, worth);
-        // An older chain knows less: if the estimates say otherwise, they rest on few observations.
-        by[depth + 1][since] = since && by[depth + 1][since - 1] <= best ? by[depth + 1][since - 1] : best;
-      }
-    }
-  }
-};
-
+// What a plan is chosen by.
 struct Outlook {
   double rate;            // tokens per second at the current pace
   const double* seconds;  // by rows of this text: of the whole step, masks as real rows
   int64_t pending;
-  std::vector<int64_t> options;  // possible numbers of masks per chain
-  std::vector<int64_t> reach;    // places that such a chain proposes tokens for
-  double masks, mask_row;        // seconds of any masks at all, and of one of them beyond a real row
-  const Gains* gains;
-  std::vector<double> left;  // by tokens accepted in this step: what the last chain still adds; then the last entry
+  double masks, mask_row;  // seconds of any masks at all, and of one of them beyond a real row
+  struct Option {
+    int64_t masks, places;  // of a chain; the places that it proposes tokens for
+    const double* fresh;    // by tokens since its anchor, up to `places`: what it is worth
+  };
+  std::vector<Option> options;
+  std::vector<double> left;  // by tokens accepted in this step: what the last chain is still worth; then the last entry
 };
 
 struct StepPlan {
@@ -68,8 +42,8 @@ class Planner {
     const int64_t count = tree.size();
     measure(tree);
     double most_to_come = *std::max_element(left_.begin(), left_.end());
-    for (size_t i = 0; i < outlook.options.size(); i++)
-      for (int64_t since = 0; since <= outlook.reach[i]; since++) most_to_come = std::max(most_to_come, brings(i, since));
+    for (const Outlook::Option& option : outlook.options)
+      for (int64_t since = 0; since < option.places; since++) most_to_come = std::max(most_to_come, option.fresh[since]);
     double emitted = 1, still = 0;
     for (double path : paths_) still += path;
     ends_.assign(1, 1.0);
@@ -113,11 +87,6 @@ class Planner {
     emitted += path, still -= path;
   }
 
-  double brings(size_t option, int64_t since) const {
-    const int64_t reach = outlook_->reach[option];
-    return since < reach ? outlook_->gains->by[reach][since] : 0.0;
-  }
-
   void anchor(int64_t nodes, double base) {
     const int64_t places = nodes + 1;
     double bare = base;
@@ -147,13 +116,14 @@ class Planner {
       size++;
       for (int64_t end = anchor; end < places; end++) since_[end] = std::min(since_[end], distance(anchor, end));
     }
-    for (size_t i = 0; i < outlook_->options.size(); i++) {
-      const int64_t masks = outlook_->options[i], rows = size * masks;
+    for (const Outlook::Option& option : outlook_->options) {
+      const int64_t rows = size * option.masks;
       double worth = base - outlook_->rate * (outlook_->seconds[first + rows] - outlook_->seconds[first] +
                                               outlook_->masks + outlook_->mask_row * rows);
-      for (int64_t end = 0; end < places; end++) worth += ends_[end] * std::max(left_[end], brings(i, since_[end]));
+      for (int64_t end = 0; end < places; end++)
+        worth += ends_[end] * std::max(left_[end], since_[end] < option.places ? option.fresh[since_[end]] : 0.0);
       if (worth <= best_.worth) continue;
-      best_.nodes = nodes, best_.masks = masks, best_.worth = worth;
+      best_.nodes = nodes, best_.masks = option.masks, best_.worth = worth;
       best_.anchors.clear();
       for (int64_t at = 0; at < places; at++)
         if (contains(at)) best_.anchors.push_back(static_cast<int32_t>(at) - 1);

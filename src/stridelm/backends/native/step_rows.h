@@ -22,8 +22,6 @@ class StepRows {
     lay_out(texts);
     Forward::run(model_, cache_, step_, work_);
   }
-  int64_t count() const { return step_.rows; }
-  int64_t masks() const { return step_.rows - step_.real; }
   Workspace& workspace() { return work_; }
 
   // Of a row that was scored: its logits, and the logarithm of the sum of their exponentials.

@@ -6,11 +6,12 @@
 
 #include "draft_tree.h"
 #include "draws.h"
-#include "estimates.h"
 #include "follower.h"
 #include "key_values.h"
 #include "mask_chain.h"
+#include "prior.h"
 #include "step_plan.h"
+#include "worth.h"
 
 namespace stride {
 
@@ -22,6 +23,7 @@ struct PlanRules {
   int64_t look_up;   // longest draft from look-up; 0: none
   int64_t follow;    // longest draft from the prediction
   Costs costs;       // no table: one token at a time
+  Prior prior[2];    // of greedy and of sampled texts
 };
 
 // A text that continues.
@@ -47,27 +49,27 @@ struct StepText {
   StepPlan plan;                // where its masks hang
   bool defers = false;          // whether the masks' logits are left out of the forward
   DraftTree from_masks, found;  // what was proposed for the next step: by masks; by look-up or from the prediction
-  int64_t first_place = 0;      // of the chain: where `from_masks` begins
   MaskChain chain;
-  DepthRates rates;
-  int64_t without_masks = 0, patience = kPatience;
+  Ease ease;
+  int64_t rested = kLookAgain;  // tokens since drafts from masks were last seen
 
   int64_t first_row = 0, first_mask = 0;  // in the current step
   std::vector<int32_t> emitted, path;     // path: the accepted nodes
   std::vector<double> confidence;
 
-  // Steps without masks after which a text gets some, to see whether it has become easier.
-  static constexpr int64_t kPatience = 32;
+  // Tokens after which a text gets masks again, to see whether it has become easier; and at its beginning.
+  static constexpr int64_t kLookAgain = 64;
 
   StepText() = default;
   explicit StepText(const TextStart& start)
       : is_here(true), tokens(start.tokens, start.tokens + start.length), blocks(start.blocks, start.blocks + start.block_count),
-        cached(start.cached), room(start.room), draws(start.draws), rules(start.plan) {
+        cached(start.cached), room(start.room), draws(start.draws), rules(start.plan), ease(prior().ease) {
     if (start.prediction_length) follower.begin(start.prediction, start.prediction_length, tokens, start.prompt_length);
   }
 
   bool goes_on() const { return is_here && room > 0; }
   bool is_sampled() const { return draws.temperature > 0; }
+  const Prior& prior() const { return rules.prior[is_sampled()]; }
   bool is_planned() const { return rules.costs.table != nullptr; }
   int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   int64_t mask_rows() const { return static_cast<int64_t>(plan.anchors.size()) * plan.masks; }

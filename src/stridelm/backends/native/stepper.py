@@ -2,17 +2,28 @@
 call, without the interpreter's lock."""
 
 from collections.abc import Sequence as Items
+from ctypes import c_double
 from functools import lru_cache
 
 import numpy as np
 
 from stridelm.backends.native.gate import NativeGate
-from stridelm.backends.native.library import Costs, DrawRules, MaskParts, PlanRules, Sheets, TextStart, library
+from stridelm.backends.native.library import (
+    PRIOR_SIZES,
+    Costs,
+    DrawRules,
+    MaskParts,
+    PlanRules,
+    Prior,
+    Sheets,
+    TextStart,
+    library,
+)
 from stridelm.backends.native.memory import NativeMemory
 from stridelm.backends.native.weights import Weights, address
 from stridelm.sampling import noise_key
 from stridelm.settings import LARGEST_TREE
-from stridelm.stepper import Continuation, Emitted, OwnPlan, OwnRows
+from stridelm.stepper import Continuation, Emitted, OwnPlan, OwnRows, StepPrior
 from stridelm.types import MASKS, PREDICTION
 
 _ROWS = 64
@@ -105,16 +116,21 @@ class NativeStepper:
 
 
 def _rules(plan: OwnPlan) -> PlanRules:
-    costs = plan.costs
-    if costs is None:
+    if plan.costs is None or plan.priors is None:
         return PlanRules()
-    table = costs.table
+    costs, table = plan.costs, plan.costs.table
     assert table.dtype == np.float64, "the kernels read doubles"
     numbers = (costs.masks, costs.mask_row, costs.context, costs.sequence, costs.head, costs.head_row, costs.level)
     return PlanRules(
         *(plan.masks, plan.nodes, plan.branches, plan.look_up, plan.follow),
         Costs(address(table), len(table) - 1, *numbers),
+        (Prior * 2)(*map(prior_of, plan.priors)),
     )
+
+
+def prior_of(prior: StepPrior) -> Prior:
+    weights = ((c_double * size)(*getattr(prior, name)) for name, size in PRIOR_SIZES.items())
+    return Prior(prior.ease, *weights)
 
 
 @lru_cache(maxsize=4096)

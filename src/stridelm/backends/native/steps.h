@@ -45,12 +45,11 @@ class Steps {
 
   void begin(int64_t place, const TextStart& start) {
     StepText& text = texts_[place] = StepText(start);
-    next_.begin(text);
-    if (!text.is_planned()) return;
-    int64_t others = 0;
+    next_.begin(text, rows_.workspace());
+    int64_t texts = 0, others = 0;
     for (const StepText& each : texts_)
-      if (&each != &text && each.goes_on()) others += each.rows();
-    next_.plan(text, others, rows_.workspace());
+      if (each.goes_on()) texts++, others += &each == &text ? 0 : each.rows();
+    next_.plan(text, texts, others, rows_.workspace());
   }
   void give_blocks(int64_t place, const int32_t* blocks, int64_t count) {
     texts_[place].blocks.assign(blocks, blocks + count);
@@ -65,14 +64,12 @@ class Steps {
     }
     if (going_.empty()) return;
     rows_.run(going_);
-    int64_t written = 0;
     for (StepText* text : going_) {
       walk(*text);
       report(*text, to);
-      written += static_cast<int64_t>(text->emitted.size());
     }
     keep();
-    if (next_.has_planned_texts()) plan(written);
+    if (next_.has_planned_texts()) plan();
   }
 
  private:
@@ -126,15 +123,14 @@ class Steps {
     move(heads, cache_, to_.data(), from_.data(), static_cast<int64_t>(to_.size()));
   }
 
-  void plan(int64_t written) {
-    next_.stepped(written, going_, rows_.count(), rows_.masks());
-    int64_t rows = 0;
+  void plan() {
+    int64_t texts = 0, rows = 0;
     for (StepText* text : going_) next_.learn(*text);
     chains_.renew(going_, rows_);
-    for (const StepText* text : going_) rows += text->rows();
+    for (const StepText* text : going_) texts += text->goes_on(), rows += text->rows();
     for (StepText* text : going_) {
       rows -= text->rows();
-      next_.plan(*text, rows, rows_.workspace());
+      next_.plan(*text, texts, rows, rows_.workspace());
       rows += text->rows();
     }
   }
