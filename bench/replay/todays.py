@@ -20,7 +20,7 @@ from bench.replay.trace import LONGEST, Trace
 from stridelm.cache.kv_cache import BLOCK_SIZE, Table
 from stridelm.contracts import Growth
 from stridelm.decode.planned import Planned
-from stridelm.decode.rates import Clock, DepthRates, Referee, Rest
+from stridelm.decode.rates import Clock, DepthRates
 from stridelm.draft.calibration import LEAST, MOST, Calibration
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import NgramDrafter
@@ -183,16 +183,6 @@ class _Writer:
         return Output(logits_WV, hidden_WC, {}, np.zeros(scored))
 
 
-class _NeverRests(Rest):
-    def goes_on(self) -> bool:
-        return False
-
-
-class _NoReferee(Referee):
-    def takes_one(self) -> bool:
-        return False
-
-
 class _CurveAlone(Clock):
     @property
     def wants_plain(self) -> bool:
@@ -215,20 +205,6 @@ class _PriorRates(DepthRates):
     def observe(self, depth: int, stood: bool) -> None: ...
 
 
-def _with_state(policy: Planned, name: str, kind: Callable[[], Any]) -> None:
-    """Every new text gets one of these."""
-    make = policy._state
-
-    def state(sequence: Sequence) -> Any:
-        is_new = sequence not in policy._states
-        made = make(sequence)
-        if is_new:
-            setattr(made, name, kind())
-        return made
-
-    policy._state = state  # type: ignore[method-assign]
-
-
 def _plain_rate(policy: Planned) -> None:
     policy.pace.stepped = lambda tokens, forward, around: None  # type: ignore[method-assign]
     policy.pace._tokens = 1.0
@@ -243,9 +219,7 @@ def _set(policy: Planned, **values: Any) -> None:
 ABLATIONS: dict[str, Ablation] = {
     "Pace": _plain_rate,
     "Use": lambda policy: _set(policy, uses=[]),
-    "Rest": lambda policy: _with_state(policy, "rest", _NeverRests),
     "Clock": lambda policy: _set(policy, clock=_CurveAlone(policy.cost(1))),
-    "Referee": lambda policy: _with_state(policy, "referee", _NoReferee),
     "Calibration": lambda policy: _set(policy, calibrations={each: _Uncalibrated() for each in (False, True)}),
     "DepthRates": lambda policy: _set(policy, rates=_PriorRates(policy.places)),
     "look-up": lambda policy: None,

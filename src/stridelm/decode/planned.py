@@ -20,7 +20,7 @@ from stridelm.decode.cost import LARGEST, Cost
 from stridelm.decode.explain import explain
 from stridelm.decode.own_plan import own_plan
 from stridelm.decode.planner import Outlook, Plan, choose, gains
-from stridelm.decode.rates import Clock, DepthRates, Pace, Referee, Rest, Trial, Use
+from stridelm.decode.rates import Clock, DepthRates, Pace, Trial, Use
 from stridelm.draft.calibration import Calibration
 from stridelm.draft.grow import Chain
 from stridelm.draft.mask import MaskDrafter
@@ -47,8 +47,6 @@ class _State:
     """The one of these that came from masks."""
     rows: int = 1
     """Number of rows of its latest block."""
-    rest: Rest = field(default_factory=Rest)
-    referee: Referee = field(default_factory=Referee)
 
 
 class Planned:
@@ -97,7 +95,6 @@ class Planned:
         """By batch size, in powers of two. A single sequence needs none: the cost curve was measured for it."""
         self._switches, self._now = switches, now
         self._trial: Trial | None = None
-        self._is_resting = False
         self._started = self._planned = 0.0
         """When planning of the current step began, and when it ended."""
         self.plans: Counter[tuple[int, int, int]] = Counter()
@@ -115,9 +112,8 @@ class Planned:
         self._trial = None
         if self._switches and len(ready) > 1:
             self._trial = self.trials.setdefault(len(ready).bit_length(), Trial())
-        self._is_resting = self._rests(ready)
-        is_to_be_set = self._is_resting and self.clock.wants_plain
-        takes_one = is_to_be_set if self._trial is None else self._trial.takes_one()
+        sets_clock = self._switches and len(ready) == 1 and self.clock.wants_plain
+        takes_one = sets_clock if self._trial is None else self._trial.takes_one()
         drafted = ready if not takes_one else self._predicted(ready)
         self._draft_nothing([sequence for sequence in ready if sequence not in drafted])
         trees = self._draft(drafted)
@@ -133,8 +129,6 @@ class Planned:
             total += len(block) - state.rows
             state.rows = len(block)
             self.plans[len(block.tree), len(block.mask_anchors), block.masks] += 1
-            if not self._is_resting:
-                state.rest.planned(len(block) > block.pending)
             blocks.append(block)
         return blocks
 
@@ -148,49 +142,36 @@ class Planned:
             layers=self.layers,
         )
 
-    def _rests(self, ready: list[Sequence]) -> bool:
-        """Whether a single sequence takes a step without masks and without slow drafters: if drafts do not pay, neither
-        does planning them."""
-        if not self._switches or self._trial is not None or len(ready) != 1:
-            return False
-        state = self._state(ready[0])
-        return self.clock.wants_plain or state.referee.takes_one() or state.rest.goes_on()
-
     def _predicted(self, sequences: list[Sequence]) -> list[Sequence]:
         """Sequences with a prediction, which get drafts even while a batch takes one token at a time: a trial of the
         others says nothing about them. Never a single sequence, since its plain steps are needed to set the clock."""
         return [] if self._trial is None else [sequence for sequence in sequences if sequence.prediction]
 
-    def _draft_nothing(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
+    def _draft_nothing(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree, state.rows = [], NO_DRAFT, sequence.allowance
             state.chain = None  # stale after this step
             self.plans[0, 0, 0] += 1
-        return {}
 
     def _state(self, sequence: Sequence) -> _State:
         return self._states.setdefault(sequence, _State(self.rates.for_new_text()))
 
     def _draft(self, sequences: list[Sequence]) -> dict[Sequence, DraftTree]:
-        """One tree for each, from all proposals. A resting sequence without any proposal gets none."""
+        """One tree for each, from all proposals."""
         for sequence in sequences:
             state = self._state(sequence)
             state.proposed, state.mask_tree = [], NO_DRAFT
-            if self._is_resting:
-                state.chain = None  # stale after this step
         self._draft_by_masks([sequence for sequence in sequences if self._states[sequence].chain is not None])
         has_predictions = any(sequence.prediction for sequence in sequences)
         for number, drafter in enumerate(self.drafters if sequences else ()):
-            is_due = not self.uses or self.uses[number].is_due(self._rate, self._is_resting)
+            is_due = not self.uses or self.uses[number].is_due(self._rate)
             if is_due or (has_predictions and drafter.reads_predictions):
                 started = self._now()
                 for sequence, tree in zip(sequences, drafter.propose(sequences), strict=True):
                     self._states[sequence].proposed.append(lawful(sequence, tree))
                 if self.uses:
                     self.uses[number].asked((self._now() - started) / len(sequences))
-        if self._is_resting and not any(map(any, (self._states[sequence].proposed for sequence in sequences))):
-            return self._draft_nothing(sequences)
         return {sequence: self._merged(sequence, self._states[sequence].proposed) for sequence in sequences}
 
     def _merged(self, sequence: Sequence, proposed: list[DraftTree]) -> DraftTree:
@@ -226,7 +207,7 @@ class Planned:
         rows = np.minimum(others + np.arange(most), LARGEST)
         seconds = cost.table[rows] + cost.context * len(sequence.tokens) * np.arange(most)
         seconds = scale * (seconds + cost.sequence * (sequences - 1))
-        if self._is_resting or _is_predicted(tree):  # if a prediction covers what comes next, masks are wasted rows
+        if _is_predicted(tree):  # if a prediction covers what comes next, masks are wasted rows
             return Outlook(rate, seconds, pending)
         acceptance = state.rates.values()
         row_seconds = seconds[pending + 1 : pending + 1 + self.places] - seconds[pending : pending + self.places]
@@ -276,9 +257,6 @@ class Planned:
                     self.clock.took(beyond, now - self._planned)
                 else:
                     self.clock.took_plain(now - self._planned)
-                if not self._is_resting:
-                    around = min(planning, 2 * self.pace.overhead)
-                    self._states[sequences[0]].referee.stepped(tokens, (seconds + around) / self.clock.plain)
         self.pace.stepped(tokens, seconds, planning)
 
     def _learn(self, sequence: Sequence, commit: Commit) -> None:

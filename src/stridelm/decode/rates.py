@@ -15,11 +15,6 @@ _TRIAL, _EVERY = 30, 6
 _HOLDS, _MAX_HOLDS = 256, 1024
 """Steps for which a trial's outcome holds; doubled, up to the maximum, each time in a row that one token at a time
 wins."""
-_PATIENCE, _MAX_REST = 3, 24
-"""Number of plans in a row that do not pay before a text rests, and the maximum number of steps of a rest."""
-_FIRST_CREDIT, _LATER_CREDIT, _MAX_CREDIT, _FIRST_HOLD = 3.0, 1.0, 5.0, 40
-"""Maximum number of tokens that a text's first trial may lose; that later trials may lose; the maximum balance; for how
-many steps decoding is plain when the balance is used up."""
 _PLAIN_STEPS, _FEW, _STALE = 16, 3, 64
 """Number of plain steps that the clock averages over; minimum that it needs; number of other steps after which it needs
 a new one."""
@@ -96,13 +91,11 @@ class Use:
         self._since = 0
         self._was_asked = False
 
-    def is_due(self, rate: float, is_resting: bool) -> bool:
-        """Whether to ask the drafter in this step. While a text rests, only drafters that take hardly any time are
-        asked."""
+    def is_due(self, rate: float) -> bool:
+        """Whether to ask the drafter in this step."""
         self._since += 1
         is_quick = 0 < rate * self.seconds < _NEXT_TO_NOTHING
-        earns = self.tokens >= rate * self.seconds or self._since >= _PROBE
-        self._was_asked = is_quick or (earns and not is_resting)
+        self._was_asked = is_quick or self.tokens >= rate * self.seconds or self._since >= _PROBE
         return self._was_asked
 
     def asked(self, seconds: float) -> None:
@@ -113,24 +106,6 @@ class Use:
         """Record the accepted tokens of one sequence and step, if the drafter was asked."""
         if self._was_asked:
             self.tokens += 0.1 * (tokens - self.tokens)
-
-
-class Rest:
-    """How long one text is decoded without drafts and plans: twice as long each time that no plan paid."""
-
-    def __init__(self) -> None:
-        self._in_vain = 0
-        self._left = 0
-
-    def goes_on(self) -> bool:
-        """Whether the text still rests. Called before every step."""
-        self._left -= 1
-        return self._left >= 0
-
-    def planned(self, pays: bool) -> None:
-        """Record a plan. `pays`: whether it drafts or masks anything, rather than taking one token."""
-        self._in_vain = 0 if pays else self._in_vain + 1
-        self._left = min(2**self._in_vain, _MAX_REST) if self._in_vain >= _PATIENCE else 0
 
 
 class Clock:
@@ -171,35 +146,6 @@ class Clock:
 
     def seconds(self, beyond: float) -> float:
         return self.plain + self.scale * beyond
-
-
-class Referee:
-    """Whether several tokens at a time pay for one text: a balance of the tokens of planned steps over those that plain
-    steps would have made in the same time. If it falls too low, the text is decoded plainly for a while, twice as long
-    each time; then it gets a little credit, in case the text has become easier.
-
-    Times are those of the cost curve, corrected by the clock over all texts: in the few steps of a trial, noise of the
-    machine is larger than the gain.
-    """
-
-    def __init__(self) -> None:
-        self._balance = _FIRST_CREDIT
-        self._holds = _FIRST_HOLD
-        self._left = 0
-
-    def takes_one(self) -> bool:
-        """Called before every step: whether to take one token in it, without drafts and plans."""
-        self._left -= 1
-        return self._left >= 0
-
-    def stepped(self, tokens: int, plain: float) -> None:
-        """A planned step made `tokens` tokens; plain steps would have made `plain` in the same time."""
-        self._balance = min(self._balance + tokens - plain, _MAX_CREDIT)
-        if self._balance > _FIRST_CREDIT:
-            self._holds = _FIRST_HOLD
-        elif self._balance < 0:
-            self._left, self._holds = self._holds, 2 * self._holds
-            self._balance = _LATER_CREDIT
 
 
 class Trial:
