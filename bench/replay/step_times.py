@@ -3,8 +3,8 @@
     python bench/replay/step_times.py [--rounds 30] [--threads 2] [--context 200]
                                       [--json bench/results/replay-times.json]
 
-Forwards by bench/cpu/forward.py. Around a forward: a step of plain decoding beyond its forward. Drafting: per depth, of
-chains of one to eight masks. To be run on a machine that does nothing else.
+Forwards by bench/cpu/forward.py. Around a forward: a step of plain decoding beyond its forward. Drafting: per depth,
+as whole steps find it. To be run on a machine that does nothing else.
 """
 
 import argparse
@@ -19,13 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.cpu import forward
 from bench.measured import machine, script_parser, table, write
 from bench.replay.play import LOOK_UP_K
-from bench.replay.trace import LONGEST
 from stridelm import LanguageModel, LoadSettings, SamplingParams
 from stridelm import load as load_model
+from stridelm.backends.native.forward import NativeForward
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Shape, Trial
-from stridelm.draft.grow import Chain
-from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import NgramDrafter
 from stridelm.settings import PLAIN
 from stridelm.types import Sequence
@@ -44,13 +42,10 @@ def beside(activations: str, threads: int, rounds: int, context: int) -> dict[st
     model = load_model("smollm2", settings=LoadSettings(backend="native", threads=threads, activations=activations))
     gate, zeros = model.loaded.forward.gate, model.loaded.forward.zeros
     assert gate is not None
-    deep, shallow = _Drafting(model, LONGEST), _Drafting(model, 1)
     text = Sequence(list(range(context)) * 2, SamplingParams(), Autoregressive(), frozenset(), 4 * context)
     drafter = NgramDrafter(LOOK_UP_K)
     taken = _medians(
         {
-            "deep": deep,
-            "shallow": shallow,
             "head": lambda: gate.score(zeros(1)),
             "head on 8": lambda: gate.score(zeros(8)),
             "look-up": lambda: drafter.propose([text]),
@@ -59,26 +54,21 @@ def beside(activations: str, threads: int, rounds: int, context: int) -> dict[st
     )
     return {
         "around": _around(model, rounds),
-        "level": (taken["deep"] - taken["shallow"]) / (LONGEST - 1),
+        "level": _level(model),
         "head": taken["head"],
         "head_row": (taken["head on 8"] - taken["head"]) / 7,
         "look_up": taken["look-up"],
     }
 
 
-class _Drafting:
-    """Drafts a chain from masks with all-zero states."""
-
-    def __init__(self, model: LanguageModel, depth: int) -> None:
-        gate = model.loaded.forward.gate
-        assert gate is not None
-        self.drafter, self.hidden_DC = MaskDrafter(gate, branches=1), model.loaded.forward.zeros(depth)
-        self.logits_DV = gate.score(self.hidden_DC)
-        self.sequence = Sequence([1], SamplingParams(), Autoregressive(), frozenset(), _TOKENS)
-
-    def __call__(self) -> None:
-        chain = Chain(self.logits_DV, self.hidden_DC, top=self.drafter.gate.top)
-        self.drafter.draft([self.sequence], [chain], depth=len(self.hidden_DC), floor=0.0)
+def _level(model: LanguageModel) -> float:
+    """As whole steps find it while they write."""
+    for _ in range(3):
+        for _stride in model.stream(_PROMPT, SamplingParams(max_tokens=_TOKENS), decoder="self"):
+            pass
+    forward = model.loaded.forward
+    assert isinstance(forward, NativeForward)
+    return 1e3 * max(stepper.seconds_of_level for stepper in forward.steppers)
 
 
 def _around(model: LanguageModel, rounds: int) -> float:

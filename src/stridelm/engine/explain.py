@@ -18,8 +18,8 @@ def explain(engine: Engine, policy: Policy, decoder: str) -> list[str]:
     if not own:
         return [first, *planned()]
     return [
-        f"{first}; in its own steps the backend drafts chains, of the length that pays by their measured times: the "
-        "planner has no part in these",
+        f"{first}; in its own steps the backend drafts as much as pays by measured times: the planner below has no "
+        "part in these",
         *_own(own),
         f"the planner, for the host's {ran.total() - own.total()} (those that read a prompt's end among them):",
         *planned(),

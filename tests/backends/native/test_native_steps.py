@@ -334,6 +334,23 @@ def sorted_tree(dice: Random, nodes: int, make_parent: Callable[[Random, int], i
     return DraftTree.of(range(nodes), [renamed[parents[node]] for node in order], MASKS, [scores[n] for n in order])
 
 
+@pytest.mark.parametrize("vocabulary", [16, 17, 511, 512, 513, 1500, 49152])
+def test_candidates_are_the_likeliest_tokens(vocabulary: int, kernels: Any) -> None:
+    random = np.random.default_rng(vocabulary)
+    for count in (1, 5, 16):
+        for spread in (0.0, 1.0, 30.0):
+            logits = np.round(random.normal(size=vocabulary) * spread, 1).astype(np.float32)  # some are equal
+            if spread == 1.0:
+                logits[-1] = 100.0
+            tokens, found = np.full(count, -1, np.int64), np.empty(count, np.float32)
+            best = kernels.stride_candidates(
+                logits.ctypes.data, vocabulary, count, tokens.ctypes.data, found.ctypes.data
+            )
+            assert best == int(logits.argmax())
+            assert len(set(tokens.tolist())) == count and (logits[tokens] == found).all()
+            assert sorted(found) == sorted(np.sort(logits)[-count:])
+
+
 # What chains are worth
 
 CURVE = Cost((1, 2, 4, 8, 16), (1.8, 2.1, 2.3, 3.5, 6.3), masks=0.3, mask_row=0.05, level=0.06)

@@ -140,9 +140,20 @@ void stride_give_blocks(void* steps, int64_t place, const int32_t* blocks, int64
   static_cast<Steps*>(steps)->give_blocks(place, blocks, count);
 }
 void stride_end(void* steps, int64_t place) { static_cast<Steps*>(steps)->end(place); }
+double stride_seconds_of_level(const void* steps) { return static_cast<const Steps*>(steps)->seconds_of_level(); }
 void stride_run_step(void* steps, const Sheets* sheets) { static_cast<Steps*>(steps)->run(*sheets); }
 
-// Parts of a step by themselves, to be compared with the host's. Proposals come as a chain; they return its length.
+// Parts of a step by themselves, to be compared with the host's.
+// The best token of a row of logits, and the likeliest ones.
+int64_t stride_candidates(const float* logits, int64_t vocabulary, int64_t count, int64_t* tokens, float* found) {
+  std::vector<LogSum> parts;
+  for (int64_t first = 0; first < vocabulary; first += ScoredRow::kPart)
+    parts.push_back(LogSum::of(logits + first, std::min(ScoredRow::kPart, vocabulary - first)));
+  const ScoredRow row{logits, parts.data(), vocabulary};
+  find_candidates(row, count, tokens, found);
+  return row.best();
+}
+// Proposals come as a chain; these return its length.
 int64_t stride_look_up(const int32_t* text, int64_t length, int64_t most, int32_t* tokens, double* scores) {
   DraftTree found;
   look_up({text, text + length}, most, found);

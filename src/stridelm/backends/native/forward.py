@@ -66,6 +66,11 @@ class NativeForward:
             )
         return self._steppers[places, ends]
 
+    @property
+    def steppers(self) -> list[NativeStepper]:
+        """Those that were made so far."""
+        return [*self._steppers.values()]
+
     def __call__(self, rows: Rows, tables: list[Table]) -> list[Output]:
         """Append the rows to the cache and return, per block, the outputs of its wanted rows."""
         for table, segment in zip(tables, rows.segments, strict=True):

@@ -30,8 +30,9 @@ class NextStep {
   void begin(const StepText& text, Workspace& work) {
     if (!text.is_planned() || costs_.table) return;
     costs_ = text.rules.costs;  // the same for all texts of a model
-    if (text.rules.masks) costs_.level = seconds_of_level(text.rules.branches, work);
+    if (text.rules.masks) costs_.level = try_levels(text.rules.branches, work);
   }
+  double seconds_of_level() const { return costs_.level; }
   bool has_planned_texts() const { return costs_.table != nullptr; }
 
   // From all that masks proposed, whether it was run or not: the emitted text is enough to judge it.
@@ -80,8 +81,8 @@ class NextStep {
     return likeliest;
   }
 
-  // Of one depth of a tree that is drafted from masks: the best of some trials, on a chain without content.
-  double seconds_of_level(int64_t branches, Workspace& work) {
+  // Seconds of one depth of a tree that is drafted from masks: the best of some trials, on a chain without content.
+  double try_levels(int64_t branches, Workspace& work) {
     constexpr int64_t kLevels = 3, kTrials = 6;
     StepText text;
     text.tokens.assign(1, 0), text.rules.branches = branches;

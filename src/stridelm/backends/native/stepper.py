@@ -72,6 +72,11 @@ class NativeStepper:
     def __del__(self) -> None:
         self._free(self._steps)
 
+    @property
+    def seconds_of_level(self) -> float:
+        """That drafting one depth of a tree from masks takes in a step; 0 before there was a text with drafts."""
+        return library().stride_seconds_of_level(self._steps)
+
     def begin(self, place: int, text: Continuation) -> None:
         params, self._plans[place] = text.params, text.plan
         tokens, blocks, prediction = (np.array(each, np.int32) for each in (text.tokens, text.blocks, text.prediction))
