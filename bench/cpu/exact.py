@@ -5,7 +5,8 @@
 
 Every prompt is answered plainly and by `auto`; no answer may end early. `--count` prompts in the form that is the
 default (its activations, greedy, compiled for this processor), `--others` in each other: the other activations, with a
-seed, compiled for AVX2 alone. Any difference is one too many: the exit status is 1 then.
+seed, eight prompts at a time, wide trees of drafts in place of what pays, compiled for AVX2 alone. A difference is one
+too many: the exit status is 1 then.
 """
 
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,22 @@ from typing import Any
 from stridelm import LoadSettings, SamplingParams, load
 from stridelm.api import LanguageModel
 from stridelm.backends.native import library as native_library
+from stridelm.contracts import Policy
+from stridelm.decode.cost import Cost
+from stridelm.decode.planned import Planned
+from stridelm.draft.mask import MaskDrafter
+from stridelm.draft.ngram import NgramDrafter
 from stridelm.prompts import read_prompts
 from stridelm.settings import ACTIVATIONS
+from stridelm.stepper import GREEDY
 from stridelm.types import Stride
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import PROMPTS, script_parser, write
 
+TOGETHER = 8
+BRANCHES, NODES = 3, 24
+"""Of wide trees, planned as if rows cost nothing."""
 LONGEST = 2048
 """Tokens of a prompt and its answer; longer prompts are left out."""
 
@@ -38,10 +49,15 @@ class Form:
     activations: str = LoadSettings().activations
     is_seeded: bool = False
     is_avx2: bool = False
+    has_trees: bool = False
+    together: int = 1
+    """Prompts that are answered at a time."""
 
     @property
     def name(self) -> str:
-        return f"{self.activations}, {'seeded' if self.is_seeded else 'greedy'}{', AVX2' if self.is_avx2 else ''}"
+        words = [self.activations, "seeded" if self.is_seeded else "greedy"]
+        words += ["trees"] * self.has_trees + [f"{self.together} at a time"] * (self.together > 1)
+        return ", ".join(words + ["AVX2"] * self.is_avx2)
 
     def params(self, tokens: int, seed: int) -> SamplingParams:
         if self.is_seeded:
@@ -49,21 +65,22 @@ class Form:
         return SamplingParams(max_tokens=tokens)
 
 
+_WAYS = product(ACTIVATIONS, (False, True), (False, True), (False, True), (1, TOGETHER))
 FORMS = {
     form.name: form
-    for is_avx2 in (False, True)
-    for activations in ACTIVATIONS
-    for is_seeded in (False, True)
-    for form in [Form(activations, is_seeded, is_avx2)]
+    for activations, is_seeded, is_avx2, has_trees, together in _WAYS
+    for form in [Form(activations, is_seeded, is_avx2, has_trees, together)]
+    if not is_avx2 or (together == 1 and not has_trees)
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt to be compared, in a process that may have loaded the form's model already."""
+    """Prompts to be compared, in a process that may have loaded the form's model already."""
 
     number: int
-    prompt: str
+    """Of the first of them."""
+    prompts: tuple[str, ...]
     form: Form
     tokens: int
     threads: int
@@ -71,11 +88,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
+    prompts: int
     tokens: int
-    """Of the plain answer."""
+    """Of the plain answers."""
     forwards: int
-    """Of `auto`."""
-    is_different: bool
+    """Of each of the others."""
+    different: int
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,7 +111,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.form:
         form = FORMS[name]
         asked = texts[: options.count if form == Form() else options.others]
-        questions = [Question(number, text, form, options.tokens, options.threads) for number, text in enumerate(asked)]
+        questions = [
+            Question(first, tuple(asked[first : first + form.together]), form, options.tokens, options.threads)
+            for first in range(0, len(asked), form.together)
+        ]
         # New processes for every form: one has the kernels of one build.
         with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
             figures[name] = summed(name, pool.map(answer_both_ways, questions), len(questions))
@@ -102,41 +123,60 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(entry["different"] for entry in figures.values()))
 
 
-def summed(name: str, results: Iterable[Compared | None], count: int) -> dict[str, int]:
+def summed(name: str, results: Iterable[Compared], count: int) -> dict[str, int]:
     """The figures of a form, with progress on standard error."""
     entry = {"prompts": 0, "tokens": 0, "different": 0, "forwards": 0}
     for number, found in enumerate(results, 1):
-        if found is not None:
-            entry["prompts"] += 1
-            entry["tokens"] += found.tokens
-            entry["different"] += found.is_different
-            entry["forwards"] += found.forwards
+        entry["prompts"] += found.prompts
+        entry["tokens"] += found.tokens
+        entry["different"] += found.different
+        entry["forwards"] += found.forwards
         if number % 10 == 0 or number == count:
-            print(f"{name}: {number} of {count} prompts, {entry['different']} differ", file=sys.stderr, flush=True)
+            print(f"{name}: {number} of {count} questions, {entry['different']} differ", file=sys.stderr, flush=True)
     return entry
 
 
-def answer_both_ways(question: Question) -> Compared | None:
-    """None if the prompt is too long."""
-    model = load_form(question.form, question.threads)
-    ids = model.encode(question.prompt)
-    if len(ids) + question.tokens > LONGEST:
-        return None
-    params = question.form.params(question.tokens, question.number)
-    (plain, _), (several, forwards) = (answer(model, ids, params, decoder) for decoder in ("autoregressive", "auto"))
-    return Compared(len(plain), forwards, plain != several)
+def answer_both_ways(question: Question) -> Compared:
+    """Prompts that are too long are left out."""
+    model, form = load_form(question.form, question.threads), question.form
+    asked = [
+        Asked(ids, form.params(question.tokens, question.number + at))
+        for at, text in enumerate(question.prompts)
+        if len(ids := model.encode(text)) + question.tokens <= LONGEST
+    ]
+    plain = [tokens for each in asked for tokens in answer(model, [each], "autoregressive")[0]]
+    several, forwards = answer(model, asked, "trees" if form.has_trees else "auto")
+    different = sum(one != other for one, other in zip(plain, several, strict=True))
+    return Compared(len(asked), sum(map(len, plain)), forwards, different)
 
 
-def answer(model: LanguageModel, ids: list[int], params: SamplingParams, decoder: str) -> tuple[list[int], int]:
-    """The answer's tokens, and the number of forwards."""
-    sequence = model.sequence(list(ids), params, model.check(decoder))
-    sequence.eos_ids = frozenset()  # what it goes on with behind its answer is a text as good as any
-    model.engine.add(sequence)
-    while sequence.finish_reason is None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    ids: list[int]
+    params: SamplingParams
+
+
+def answer(model: LanguageModel, asked: list[Asked], decoder: str) -> tuple[list[list[int]], int]:
+    """The answers' tokens, and the number of their forwards."""
+    sequences = [model.sequence(list(each.ids), each.params, model.check("auto")) for each in asked]
+    policy = wide_trees(model) if decoder == "trees" else model.sequence([0], GREEDY, model.check(decoder)).policy
+    for sequence in sequences:
+        sequence.policy = policy
+        sequence.eos_ids = frozenset()  # what it goes on with behind its answer is a text as good as any
+        model.engine.add(sequence)
+    while any(sequence.finish_reason is None for sequence in sequences):
         for _, event in model.engine.step():
             if not isinstance(event, Stride):
                 raise event
-    return sequence.tokens[len(ids) :], sequence.stats.forwards
+    return [each.output for each in sequences], sum(each.stats.forwards for each in sequences)
+
+
+@cache
+def wide_trees(model: LanguageModel) -> Policy:
+    gate = model.loaded.forward.gate
+    assert gate is not None
+    free = Cost((1, 64), (1.0, 1.0))
+    return Planned(free, masks=MaskDrafter(gate, BRANCHES), k=gate.k, drafters=(NgramDrafter(8),), nodes=NODES)
 
 
 @cache

@@ -68,7 +68,7 @@ def test_the_default_form_has_more_prompts_than_each_other(
     for entry in figures.values():
         assert entry["tokens"] == TOKENS * entry["prompts"] and entry["different"] == 0 < entry["forwards"]
     assert set(figures[default]) == set(measured.read("exact-auto.json")[default])
-    assert f"{default}: 6 of 6 prompts, 0 differ" in capsys.readouterr().err
+    assert f"{default}: 6 of 6 questions, 0 differ" in capsys.readouterr().err
 
 
 def test_a_difference_is_counted_and_is_the_exit_status(
@@ -76,15 +76,18 @@ def test_a_difference_is_counted_and_is_the_exit_status(
 ) -> None:
     answer = exact.answer
 
-    def wrong_once(model: LanguageModel, ids: list[int], params: Any, decoder: str) -> tuple[list[int], int]:
-        tokens, forwards = answer(model, ids, params, decoder)
-        is_wrong = decoder == "auto" and params.seed == 1
-        return ([*tokens[:-1], tokens[-1] ^ 1] if is_wrong else tokens), forwards
+    def wrong_once(model: LanguageModel, asked: list[exact.Asked], decoder: str) -> tuple[list[list[int]], int]:
+        answers, forwards = answer(model, asked, decoder)
+        for tokens, each in zip(answers, asked, strict=True):
+            if decoder != "autoregressive" and each.params.seed == 1:
+                tokens[-1] ^= 1
+        return answers, forwards
 
     monkeypatch.setattr(exact, "answer", wrong_once)
-    assert exact.main([*arguments, "--others", "3", "--form", "int8, seeded", "int8, greedy"]) == 1
+    forms = {"int8, seeded": 1, "int8, seeded, trees, 8 at a time": 1, "int8, greedy": 0}
+    assert exact.main([*arguments, "--others", "3", "--form", *forms]) == 1
     figures = json.loads((tmp_path / "exact.json").read_text())
-    assert {name: entry["different"] for name, entry in figures.items()} == {"int8, seeded": 1, "int8, greedy": 0}
+    assert {name: entry["different"] for name, entry in figures.items()} == forms
 
 
 @pytest.mark.parametrize("form", [each for each in FORMS.values() if not each.is_seeded], ids=lambda form: form.name)
