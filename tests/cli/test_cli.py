@@ -26,7 +26,7 @@ from stridelm.cli import endings as cli_endings
 from stridelm.cli import generate as generate_command
 from stridelm.cli import race_report
 from stridelm.cli.race import RaceLane, _run
-from stridelm.cli.race_report import first_difference
+from stridelm.cli.race_report import first_difference, shortened
 from stridelm.engine.detokenize import TextStream
 from stridelm.models.adapter import save_adapter
 from stridelm.models.builtin import FOLDER
@@ -355,6 +355,17 @@ def test_race_as_json(generate: Call, tiny_folder: Callable[..., Path]) -> None:
 
 
 RACES = ({"prompt": "Hello there", "category": "greeting"}, {"messages": [{"role": "user", "content": "Two\nrivers"}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        ("two  words", 20, "two words"), ("two words more", 10, "two words…"), ("two words more", 9, "two…"),
+        ("onelongword", 5, "onel…"), ("长的句子没有空格", 5, "长的句子…"), ("", 5, ""),
+    ],
+)  # fmt: skip
+def test_labels_are_cut_by_words_or_characters(text: str, most: int, shown: str) -> None:
+    assert shortened(text, most) == shown and len(shown) <= most
 
 
 def test_races_on_several_prompts(generate: Call, tmp_path: Path) -> None:

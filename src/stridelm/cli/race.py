@@ -10,7 +10,6 @@ a turn ends must be little beside the turn. The screen is drawn between turns, w
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from textwrap import shorten
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -19,7 +18,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from stridelm.api import Answer, LanguageModel
-from stridelm.cli.race_report import Outcome, outcome_of, print_json, print_lanes, print_summary
+from stridelm.cli.race_report import Outcome, outcome_of, print_json, print_lanes, print_summary, shortened
 from stridelm.params import InputError, SamplingParams
 from stridelm.prompts import PromptLine
 from stridelm.settings import PLAIN, DecodeSettings
@@ -140,8 +139,8 @@ def _run(lanes: list[RaceLane], show: Callable[[], None]) -> None:
 
 def _print_prompt(line: PromptLine, console: Console) -> None:
     """What the race is about, in two lines at most."""
-    label = f"{line.category}: " if line.category else ""
-    text = shorten(line.shown, 2 * console.width - len(label) - _WRAPPED, placeholder=" \u2026")
+    label = f"{shortened(line.category, console.width)}: " if line.category else ""
+    text = shortened(line.shown, max(_WRAPPED, 2 * console.width - len(label) - _WRAPPED))
     console.print(Text(label, style="bold").append(text, style="not bold"))
 
 

@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from itertools import zip_longest
-from textwrap import shorten
 
 from rich.console import Console
 from rich.table import Table
@@ -66,10 +65,21 @@ class Outcome:
         return f"differ from token {self.first_difference} on"
 
 
+def shortened(text: str, most: int) -> str:
+    """By whole words, if the first one fits."""
+    text = " ".join(text.split())
+    if len(text) <= most:
+        return text
+    cut = text[: most - 1]
+    if text[most - 1] != " " and " " in cut:
+        cut = cut.rsplit(" ", 1)[0]
+    return f"{cut.rstrip()}\u2026"
+
+
 def outcome_of(line: PromptLine, plain: Result, plain_seconds: float, other: Result, seconds: float) -> Outcome:
     first = first_difference(plain.token_ids, other.token_ids)
     return Outcome(
-        label=line.category or shorten(line.shown, _LABEL, placeholder="\u2026"),
+        label=line.category or shortened(line.shown, _LABEL),
         decoder=other.decoder,
         plain=_figures("one token at a time", plain, plain_seconds),
         other=_figures(f"several: {other.decoder}", other, seconds),

@@ -65,7 +65,7 @@ class Planned:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`k`: a chain has at most k - 1 masks; `nodes`: maximum number of drafts per step; `switches`: drafters that
-        do not pay are asked only now and then, and if none pays, decoding is plain for a while;
+        do not pay are asked only now and then, and a batch is decoded plainly if that is faster;
         `now`: seconds of the clock that steps are timed by."""
         self.exact = tolerance == 0
         self.cost, self.masks, self.drafters = cost, masks, drafters

@@ -17,9 +17,13 @@ def explain(engine: Engine, policy: Policy, decoder: str) -> list[str]:
         return [f"{first}; no planner", *_own(own)]
     if not own:
         return [first, *planned()]
+    if engine.own_steps.are_planned:
+        costs, *_ = planned()
+        why = "the backend plans its own steps, by these times and by how drafts stand in the text"
+        return [f"{first}; {why}", costs, *_own(own)]
     return [
-        f"{first}; in its own steps the backend drafts as much as pays by measured times: the planner below has no "
-        "part in these",
+        f"{first}; in its own steps the backend drafts chains, of the length that pays by their measured times: the "
+        "planner has no part in these",
         *_own(own),
         f"the planner, for the host's {ran.total() - own.total()} (those that read a prompt's end among them):",
         *planned(),

@@ -97,6 +97,13 @@ class OwnSteps:
         self._loops: dict[Key, TextLoop] = {}
         self._rests: defaultdict[Key, _Rest] = defaultdict(_Rest)
         self._logged: set[str] = set()
+        self._most_places: dict[frozenset[int], int] = {}
+        """Of steppers that plan, by the tokens that end a text."""
+
+    @property
+    def are_planned(self) -> bool:
+        """Whether the backend plans each step by itself."""
+        return bool(self._most_places)
 
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
         """Measure the steps of one text with up to `drafts` drafts before the first request, because a backend
@@ -218,16 +225,22 @@ class OwnSteps:
                 by_drafts[drafts, ends].extend(group)
                 orders |= dict.fromkeys(group)
                 continue
-            length = self._shapes.length(drafts, _places(len(group), plans=False), ends)
+            length = self._shapes.length(drafts, _places(len(group)), ends)
             if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
                 length.begin_text()
             by_drafts[length.choose(), ends].extend(group)
             orders |= dict.fromkeys(group, length)
         groups = {
-            (drafts, _places(len(group), plans=self._plans(ends)), ends): group
+            (drafts, self._planned_places(len(group), ends) if self._plans(ends) else _places(len(group)), ends): group
             for (drafts, ends), group in by_drafts.items()
         }
         return groups, orders
+
+    def _planned_places(self, count: int, ends: frozenset[int]) -> int:
+        """Never fewer than before: free places cost nothing, and texts should not move when others come or go."""
+        places = max(_places(count), self._most_places.get(ends, _PLANNED_PLACES))
+        self._most_places[ends] = places
+        return places
 
     def _plans(self, ends: frozenset[int]) -> bool:
         kind = self._shapes.kind(0, ends)
@@ -284,7 +297,6 @@ def _allowed(policy: Policy, kind: StepKind) -> int | None:
     return None if policy.own_plan is None else 0
 
 
-def _places(count: int, *, plans: bool) -> int:
-    """Rounded up to a power of two, because a step is captured for each number of places. Where steps are planned, free
-    places cost nothing, and texts should not move when others come or go."""
-    return 1 << (max(count, _PLANNED_PLACES if plans else 1) - 1).bit_length()
+def _places(count: int) -> int:
+    """Rounded up to a power of two, because a step is captured for each number of places."""
+    return 1 << (count - 1).bit_length()

@@ -64,6 +64,7 @@ async def _predict(prompts: Prompts, prediction: Prediction, sequences: list[Seq
         message = "prediction: with stride.tolerance it would change the text; leave one of the two out"
         raise ApiError(400, message, param="prediction")
     ids = await prompts.text(text_of(prediction.content), "prediction", adds_special=False)
+    prompts.check_known(ids, "prediction")
     for sequence in sequences:
         sequence.prediction = tuple(ids)
 

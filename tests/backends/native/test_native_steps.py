@@ -39,6 +39,7 @@ from tiny import load_tiny, random_adapter, save_tiny
 
 FREE = Cost((1, 64), (1.0, 1.0))
 """Rows cost nothing: trees are as wide as they may be, and masks hang everywhere."""
+DEAR = Cost((1, 64), (1.0, 64.0))
 SETTINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=0.9, top_k=50, top_p=0.95, min_p=0.01, seed=5),
@@ -223,6 +224,24 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path: Path, native_cache: Pa
     forward_of(model).weights.model.last_norm = damaged.ctypes.data
     with pytest.raises(InputError, match="not finite"):
         next(strides)
+
+
+def test_other_costs_make_other_plans(builtin: LanguageModel) -> None:
+    """In turn, on one stepper: it goes by those of the text."""
+    prompt = "Repeat three times: the cat sat on the mat."
+    gate = gate_of(builtin)
+    drafted: list[int] = []
+    for cost in (FREE, DEAR, FREE):
+        policy = Planned(cost, masks=MaskDrafter(gate, 1), k=gate.k, drafters=(NgramDrafter(8),))
+        drafted.append(sum(each.drafted for each in strides_of(builtin, policy, prompt)))
+    assert drafted[0] == drafted[2] > 20 and drafted[1] == 0
+
+
+def test_explain_says_who_plans(builtin: LanguageModel) -> None:
+    builtin.generate("Hello", SamplingParams(max_tokens=8))
+    first, costs, *own = builtin.explain("auto")
+    assert "the backend plans its own steps" in first and costs.startswith("a forward here takes")
+    assert own[0].startswith("own steps, of ") and not any(line.startswith("blocks") for line in own)
 
 
 def test_what_is_not_obeyed_takes_the_hosts_steps(tiny_model: LanguageModel) -> None:

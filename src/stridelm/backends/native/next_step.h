@@ -28,9 +28,10 @@ class NextStep {
       : model_(model), parts_(parts), ends_(ends), longest_(longest) {}
 
   void begin(const StepText& text, Workspace& work) {
-    if (!text.is_planned() || costs_.table) return;
-    costs_ = text.rules.costs;  // the same for all texts of a model
-    if (text.rules.masks) costs_.level = try_levels(text.rules.branches, work);
+    if (!text.is_planned()) return;
+    if (!has_planned_texts() || is_other(text.rules.costs)) take(text.rules.costs);
+    if (text.rules.masks && !has_tried_levels_) costs_.level = try_levels(text.rules.branches, work);
+    has_tried_levels_ |= text.rules.masks > 0;
   }
   double seconds_of_level() const { return costs_.level; }
   bool has_planned_texts() const { return costs_.table != nullptr; }
@@ -45,13 +46,15 @@ class NextStep {
       stands = stands && text.from_masks.tokens[node] == text.emitted[drafted];
       stood += stands;
     }
-    text.ease.observe(written, std::min(stood + 1, drafted), stood);
-    text.rested = text.from_masks.size() ? 0 : text.rested + written;
+    // A chain whose first choice was too unlikely to be drafted counts as one that did not stand.
+    const bool was_asked = text.was_grown && drafted == 0;
+    text.ease.observe(written, was_asked ? 1 : std::min(stood + 1, drafted), stood);
+    text.rested = text.was_grown ? 0 : text.rested + written;
   }
 
   // `texts`: how many are written together; `others`: rows of the other ones in the step.
   void plan(StepText& text, int64_t texts, int64_t others, Workspace& work) {
-    text.plan = {}, text.defers = false;
+    text.plan = {}, text.defers = text.was_grown = false;
     text.tree.clear(), text.from_masks.clear(), text.found.clear();
     if (!text.goes_on() || !text.is_planned()) return;
     propose(text, worth_for(text, texts).pace(), work);
@@ -71,6 +74,17 @@ class NextStep {
   static constexpr double kFloor = 0.2, kLeastFloor = 0.005;
   static constexpr double kDrift = 0.4;
   static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
+
+  // All texts of a model have the same costs, unless somebody tries others.
+  bool is_other(const Costs& costs) const {
+    return costs.largest != costs_.largest || !std::equal(table_.begin(), table_.end(), costs.table);
+  }
+  void take(const Costs& costs) {
+    costs_ = costs, has_tried_levels_ = false;
+    table_.assign(costs.table, costs.table + costs.largest + 1);
+    costs_.table = table_.data();
+    worths_.clear();
+  }
 
   // The likeliest child of a node.
   static int32_t first_choice(const DraftTree& tree, int32_t node) {
@@ -94,6 +108,7 @@ class NextStep {
     double best = costs_.level;
     DraftTree tree;
     for (int64_t trial = 0; trial < kTrials; trial++) {
+      text.was_grown = true;
       const auto started = Clock::now();
       const int64_t levels = growth_.grow(text, model_, parts_.head, {}, 0.0, work, tree);
       const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
@@ -106,7 +121,6 @@ class NextStep {
   void took(int64_t levels, double seconds) {
     const double each = seconds / static_cast<double>(std::max<int64_t>(1, levels));
     costs_.level += (std::clamp(each, costs_.level / 2, 2 * costs_.level) - costs_.level) / 8;
-    if (std::abs(costs_.level - solved_level_) > kDrift * solved_level_) worths_.clear();
   }
 
   // At the text's ease. Solved when first needed: some milliseconds.
@@ -114,12 +128,9 @@ class NextStep {
     int64_t together = 1;
     while (together < texts) together *= 2;
     const auto key = std::make_pair(together, 2 * text.rules.masks + text.is_sampled());
-    const bool is_known = worths_.count(key) > 0;
     Worth& worth = worths_[key];
-    if (!is_known) {
-      solved_level_ = costs_.level;
+    if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level())
       worth.solve(text.prior(), parts_, text.rules.masks, costs_, together);
-    }
     worth.look(text.ease.odds());
     return worth;
   }
@@ -131,6 +142,7 @@ class NextStep {
       // Nodes less likely to be accepted than this do not pay for their row and for being drafted.
       const double row = (costs_.rows(9) - costs_.rows(1)) / 8;
       const double floor = std::clamp(pace * (row + costs_.level), kLeastFloor, kFloor);
+      text.was_grown = true;
       const auto started = Clock::now();
       const int64_t levels = growth_.grow(text, model_, parts_.head, ends_, floor, work, text.from_masks);
       took(levels, std::chrono::duration<double>(Clock::now() - started).count());
@@ -243,7 +255,8 @@ class NextStep {
   const std::vector<int64_t>& ends_;  // tokens that end a text
   const int64_t longest_;             // positions that the model has
   Costs costs_{};                     // none as long as all texts take one token at a time
-  double solved_level_ = 0;           // what a depth of drafts cost when these were solved
+  std::vector<double> table_;         // theirs
+  bool has_tried_levels_ = false;
   std::map<std::pair<int64_t, int64_t>, Worth> worths_;  // by texts together, and by masks and kind of text
   DraftTree predicted_;
   std::vector<double> drafted_, found_, fresh_, seconds_;

@@ -49,6 +49,7 @@ struct StepText {
   StepPlan plan;                // where its masks hang
   bool defers = false;          // whether the masks' logits are left out of the forward
   DraftTree from_masks, found;  // what was proposed for the next step: by masks; by look-up or from the prediction
+  bool was_grown = false;       // whether masks were asked for these
   MaskChain chain;
   Ease ease;
   int64_t rested = kLookAgain;  // tokens since drafts from masks were last seen

@@ -55,6 +55,7 @@ class NativeStepper:
     ) -> None:
         self.places, self.drafts, self.rows = places, LARGEST_TREE, _ROWS
         self._masks = MaskParts() if gate is None else gate.parts
+        self._steps: int | None = None
         self._kept = weights, memory, gate  # the kernels point into their memory
         self._free = library().stride_free_steps
         ends_E = np.array(sorted(ends), np.int64)
@@ -65,8 +66,7 @@ class NativeStepper:
         self._integers = np.zeros((places, _HEADER + 2 * draws + 3 * self.drafts + draws), np.int32)
         self._probabilities = np.zeros((places, draws))
         self._sheets = Sheets(*(self._integers.shape[1], draws), address(self._integers), address(self._probabilities))
-        self._plans: dict[int, OwnPlan] = {}
-        """By place: the kernels point into the plan's costs."""
+        self._vocabulary = weights.vocabulary
         self._is_launched = False
 
     def __del__(self) -> None:
@@ -78,8 +78,10 @@ class NativeStepper:
         return library().stride_seconds_of_level(self._steps)
 
     def begin(self, place: int, text: Continuation) -> None:
-        params, self._plans[place] = text.params, text.plan
+        params = text.params
         tokens, blocks, prediction = (np.array(each, np.int32) for each in (text.tokens, text.blocks, text.prediction))
+        for ids in (tokens, prediction):
+            assert not len(ids) or 0 <= ids.min() <= ids.max() < self._vocabulary, "no such token"
         start = TextStart(
             *(text.cached, text.room, len(tokens), text.prompt_length, len(blocks), len(prediction)),
             *(address(tokens), address(blocks), address(prediction)),

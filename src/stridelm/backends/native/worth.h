@@ -39,7 +39,7 @@ class Worth {
     for (int64_t count : {1, 2, 3, 4, 6, 8, 12, 16})
       if (options_.empty() || options_.back() < longest) options_.push_back(std::min(count, longest));
     if (longest == 0) options_.clear();
-    places_ = parts.reach(longest), costs_ = &costs, texts_ = texts;
+    places_ = parts.reach(longest), costs_ = &costs, texts_ = texts, level_ = costs.level;
     reach_.clear();
     for (int64_t count : options_) reach_.push_back(parts.reach(count));
     most_drafts_ = std::min<int64_t>(places_, costs.rows(8) < kCheapRows * costs.rows(1) ? 8 : 4);
@@ -59,6 +59,7 @@ class Worth {
     for (size_t i = 0; i < now_.size(); i++) now_[i] = (1 - share) * tables_[high - 1][i] + share * tables_[high][i];
     pace_ = (1 - share) * paces_[high - 1] + share * paces_[high];
   }
+  double level() const { return level_; }  // what a depth of drafts cost; -1 before it is solved
   double pace() const { return pace_; }  // tokens per second of all texts
   // By places that the text has passed: what a chain of so many places is worth.
   const double* chain(int64_t places) const { return now_.data() + places * (places_ + 1); }
@@ -145,7 +146,7 @@ class Worth {
   int64_t places_ = 0, most_drafts_ = 0, texts_ = 1;
   const Costs* costs_ = nullptr;
   std::vector<double> tables_[kEases], now_, reached_;
-  double paces_[kEases] = {}, pace_ = 0;
+  double paces_[kEases] = {}, pace_ = 0, level_ = -1;
 };
 
 }  // namespace stride
