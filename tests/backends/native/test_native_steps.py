@@ -1,5 +1,6 @@
 """Whole steps of the native backend: they write what plain decoding writes, and their parts decide as the host's do."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,9 +41,13 @@ from tiny import load_tiny, random_adapter, save_tiny
 FREE = Cost((1, 64), (1.0, 1.0))
 """Rows cost nothing: trees are as wide as they may be, and masks hang everywhere."""
 DEAR = Cost((1, 64), (1.0, 64.0))
+BIASES = {0: -math.inf, 1: 2.5, 2: -math.inf, 12: -1.0, 28: 3.0, 29: -4.0, 33: 1.5}
+"""Digits and punctuation of the built-in model are among them."""
 SETTINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=0.9, top_k=50, top_p=0.95, min_p=0.01, seed=5),
+    "biased": SamplingParams(logit_bias=BIASES),
+    "sampled, biased": SamplingParams(temperature=0.9, top_p=0.95, seed=5, logit_bias=BIASES),
 }
 SHAPE: dict[str, Any] = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 100}
 NO_END: frozenset[int] = frozenset()
@@ -121,6 +126,23 @@ def test_a_trace_shows_what_was_run(builtin: LanguageModel) -> None:
             seen |= {*block.tree.sources} | ({"masks"} if block.masks else set())
         text += stride.tokens
     assert seen == {MASKS, "ngram", "masks"}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_own_draws_are_the_hosts(setting: str, builtin: LanguageModel) -> None:
+    params, prompt = SETTINGS[setting], "Count from one to thirty."
+    own = strides_of(builtin, Autoregressive(), prompt, params=params)
+    host = strides_of(builtin, Autoregressive(), prompt, params=params, alternatives=1)
+    assert [each.is_own for each in (own[-1], host[-1])] == [True, False]
+    assert [each.tokens for each in own] == [each.tokens for each in host]
+    assert [each.confidence for each in own] == [pytest.approx(each.confidence, rel=1e-5) for each in host]
+
+
+def test_a_text_without_a_token_left_is_refused(tiny_model: LanguageModel) -> None:
+    vocabulary = tiny_model.target.vocabulary
+    bans_all = SamplingParams(logit_bias=dict.fromkeys(range(vocabulary), -math.inf))
+    with pytest.raises(InputError, match="no token is left to draw"):
+        strides_of(tiny_model, drafting(tiny_model), PROMPTS[0], params=bans_all)
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
@@ -247,9 +269,9 @@ def test_explain_says_who_plans(builtin: LanguageModel) -> None:
 def test_what_is_not_obeyed_takes_the_hosts_steps(tiny_model: LanguageModel) -> None:
     stepper = forward_of(tiny_model).stepper(0, 16, NO_END)
     assert stepper is forward_of(tiny_model).stepper(5, 16, NO_END) and stepper.plans
-    assert not stepper.obeys & {"grammar", "alternatives", "logit_bias", "repetition_penalty", "presence_penalty"}
+    assert not stepper.obeys & {"grammar", "alternatives", "repetition_penalty", "presence_penalty"}
     assert stepper.obeys.isdisjoint(ENGINE_FIELDS)
-    for params in (SamplingParams(logit_bias={3: 1.0}), SamplingParams(repetition_penalty=1.2)):
+    for params in (SamplingParams(presence_penalty=0.1), SamplingParams(repetition_penalty=1.2)):
         strides = strides_of(tiny_model, drafting(tiny_model), PROMPTS[0], params=params)
         assert not any(each.is_own for each in strides)
 

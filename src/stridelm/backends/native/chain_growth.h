@@ -24,7 +24,8 @@ class ChainGrowth {
     const MaskChain& chain = text.chain;
     const int64_t branches = text.rules.branches, most = chain.left() * branches;
     const Chain places{chain.left(), &chain.outputs[chain.used * model.shape.width], chain.state.data()};
-    const GrowthRules rules{text.tokens.back(), text.length(), branches, floor, text.draws, 0, nullptr, nullptr,
+    const GrowthRules rules{text.tokens.back(), text.length(), branches, floor, text.draws,
+                            text.biases.count(), text.biases.tokens(), text.biases.values(),
                             static_cast<int64_t>(ends.size()), ends.data()};
     tokens_.resize(most * branches), parents_.resize(most * branches), scores_.resize(most * branches);
     buds_.resize(most), states_.resize(most * std::max<int64_t>(1, head.size));

@@ -1,5 +1,5 @@
-// From logits to a token: the draw of stridelm/sampling.py, with the same noise, for texts without penalties, biases
-// and grammars.
+// From logits to a token: the draw of stridelm/sampling.py, with the same noise, for texts without penalties and
+// grammars.
 //
 // A draw takes the best score plus noise of the tokens that the filters keep. Nearly all tokens are ruled out without a
 // logarithm: their score plus the most that their noise can be is below the best so far.
@@ -23,6 +23,33 @@ struct DrawRules {
   double temperature, top_p, min_p;
   int64_t top_k;
   uint64_t key;  // sampling.noise_key
+};
+
+// What a text adds to the logits of some tokens.
+class Biases {
+ public:
+  Biases() = default;
+  Biases(const int64_t* tokens, const float* values, int64_t count)
+      : tokens_(tokens, tokens + count), values_(values, values + count) {}
+
+  bool empty() const { return tokens_.empty(); }
+  int64_t count() const { return static_cast<int64_t>(tokens_.size()); }
+  const int64_t* tokens() const { return tokens_.data(); }
+  const float* values() const { return values_.data(); }
+
+  // Call `read` while a row of logits has them.
+  template <class Read>
+  auto with(float* logits, Read read) const {
+    std::vector<float> kept(tokens_.size());
+    for (size_t i = 0; i < tokens_.size(); i++) kept[i] = logits[tokens_[i]], logits[tokens_[i]] += values_[i];
+    const auto found = read();
+    for (size_t i = 0; i < tokens_.size(); i++) logits[tokens_[i]] = kept[i];
+    return found;
+  }
+
+ private:
+  std::vector<int64_t> tokens_;
+  std::vector<float> values_;
 };
 
 // Which tokens the filters keep. A token's score is its logit below the best one, divided by the temperature.

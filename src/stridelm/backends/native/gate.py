@@ -19,6 +19,7 @@ from stridelm.backends.native.library import (
 from stridelm.backends.native.packed_file import Packed
 from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Growth
+from stridelm.params import SamplingParams
 from stridelm.sampling import noise_key
 from stridelm.types import MASKS, DraftTree, GrownTree, Sequence
 
@@ -107,8 +108,8 @@ class NativeGate:
         assert logits_DV.strides[1] == 4 and 0 <= before < self._weights.vocabulary, "float32 rows, a token"
         state_1S = np.ascontiguousarray(self.start(1) if state_1S is None else state_1S, np.float32)
         hidden_DC = np.ascontiguousarray(hidden_DC, np.float32)
-        biased, ends = np.array([*params.logit_bias], np.int64), np.array([*sequence.eos_ids], np.int64)
-        biases = np.array([*params.logit_bias.values()], np.float32)
+        biased_N, biases_N = bias_arrays(params)
+        ends = np.array([*sequence.eos_ids], np.int64)
         room = depth * growth.branches
         counts, bud_nodes = np.zeros(2, np.int64), np.empty(room, np.int64)
         nodes = np.empty((2, room * growth.branches), np.int64)
@@ -116,7 +117,7 @@ class NativeGate:
         vocabulary, stride = logits_DV.shape[1], logits_DV.strides[0] // 4
         rules = GrowthRules(
             before, len(sequence.tokens), growth.branches, growth.floor, draw_rules(sequence),
-            len(biased), address(biased), address(biases), len(ends), address(ends),
+            len(biased_N), address(biased_N), address(biases_N), len(ends), address(ends),
         )  # fmt: skip
         first = address(counts)
         library().stride_grow(
@@ -133,6 +134,11 @@ class NativeGate:
 
     def score(self, hidden_XC: np.ndarray) -> np.ndarray:
         return self._weights.score(hidden_XC)
+
+
+def bias_arrays(params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens, and what is added to their logits."""
+    return np.array([*params.logit_bias], np.int64), np.array([*params.logit_bias.values()], np.float32)
 
 
 def draw_rules(sequence: Sequence) -> DrawRules:

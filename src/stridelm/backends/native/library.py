@@ -88,12 +88,15 @@ class LogitRows(ctypes.Structure):
     _fields_ = (("logits", c_void_p), *((name, c_int64) for name in ("vocabulary", "stride", "candidates")))
 
 
+BIASES = (("biased_count", c_int64), ("biased", c_void_p), ("biases", c_void_p))
+
+
 class GrowthRules(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("before", "position", "branches")),
         ("floor", c_double),
         ("draws", DrawRules),
-        *(("biased_count", c_int64), ("biased", c_void_p), ("biases", c_void_p)),
+        *BIASES,
         *(("end_count", c_int64), ("ends", c_void_p)),
     )
 
@@ -156,6 +159,7 @@ class TextStart(ctypes.Structure):
             for name in ("cached", "room", "length", "prompt_length", "block_count", "prediction_length")
         ),
         *((name, c_void_p) for name in ("tokens", "blocks", "prediction")),
+        *BIASES,
         *(("draws", DrawRules), ("plan", PlanRules)),
     )
 

@@ -29,6 +29,7 @@ class StepRows {
     const int64_t at = scored_at_[row];
     return {logits_.data() + at * model_.head.outputs(), work_.log_sums.data() + at * work_.log_sum_parts, model_.vocabulary};
   }
+  float* logits(int64_t row) { return logits_.data() + scored_at_[row] * model_.head.outputs(); }
   double log_sum(int64_t row) const { return log_sums_[scored_at_[row]]; }
   // The output head's input of a row, in a step with masks.
   const float* hidden(int64_t row) const { return hidden_.data() + row * model_.shape.width; }

@@ -32,6 +32,9 @@ struct TextStart {
   const int32_t* tokens;
   const int32_t* blocks;
   const int32_t* prediction;
+  int64_t biased_count;
+  const int64_t* biased;
+  const float* biases;
   DrawRules draws;
   PlanRules plan;
 };
@@ -42,6 +45,7 @@ struct StepText {
   std::vector<int32_t> blocks;
   int64_t cached = 0, room = 0;
   DrawRules draws{};
+  Biases biases;
   PlanRules rules{};
   Follower follower;
 
@@ -64,7 +68,8 @@ struct StepText {
   StepText() = default;
   explicit StepText(const TextStart& start)
       : is_here(true), tokens(start.tokens, start.tokens + start.length), blocks(start.blocks, start.blocks + start.block_count),
-        cached(start.cached), room(start.room), draws(start.draws), rules(start.plan), ease(prior().ease) {
+        cached(start.cached), room(start.room), draws(start.draws), biases(start.biased, start.biases, start.biased_count), rules(start.plan),
+        ease(prior().ease) {
     if (start.prediction_length) follower.begin(start.prediction, start.prediction_length, tokens, start.prompt_length);
   }
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from stridelm.backends.native.gate import NativeGate
+from stridelm.backends.native.gate import NativeGate, bias_arrays
 from stridelm.backends.native.library import (
     PRIOR_SIZES,
     Costs,
@@ -41,7 +41,7 @@ class NativeStepper:
     seconds = None
     obeys = frozenset({
         *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "choice", "eos_ids", "is_traced"),
-        "prediction",
+        *("logit_bias", "prediction"),
     })  # fmt: skip
 
     def __init__(
@@ -82,9 +82,11 @@ class NativeStepper:
         tokens, blocks, prediction = (np.array(each, np.int32) for each in (text.tokens, text.blocks, text.prediction))
         for ids in (tokens, prediction):
             assert not len(ids) or 0 <= ids.min() <= ids.max() < self._vocabulary, "no such token"
+        biased_N, biases_N = bias_arrays(params)
         start = TextStart(
             *(text.cached, text.room, len(tokens), text.prompt_length, len(blocks), len(prediction)),
             *(address(tokens), address(blocks), address(prediction)),
+            *(len(biased_N), address(biased_N), address(biases_N)),
             DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, noise_key(text.seed, text.choice)),
             _rules(text.plan),
         )

@@ -80,11 +80,9 @@ class Steps {
     text.emitted.clear(), text.path.clear(), text.confidence.clear();
     for (int32_t node = kRoot;;) {
       const int64_t row = text.first_row + 1 + node;
-      const ScoredRow scored = rows_.scored(row);
-      const int64_t drawn = text.is_sampled() ? drawer_.draw(scored.logits, scored.vocabulary, text.draws, text.length())
-                                              : scored.best();
+      const int64_t drawn = draw(text, row);
       const int32_t token = static_cast<int32_t>(std::max<int64_t>(drawn, 0));  // if none is left, none of its logits counts
-      const double logit = drawn < 0 ? NAN : scored.logits[token];
+      const double logit = drawn < 0 ? NAN : rows_.logits(row)[token];
       text.tokens.push_back(token);
       text.emitted.push_back(token);
       text.confidence.push_back(std::exp(logit - rows_.log_sum(row)));
@@ -94,6 +92,14 @@ class Steps {
       if (node == DraftTree::kNone) return;
       text.path.push_back(node);
     }
+  }
+
+  int64_t draw(const StepText& text, int64_t row) {
+    const ScoredRow scored = rows_.scored(row);
+    if (!text.is_sampled() && text.biases.empty()) return scored.best();
+    return text.biases.with(rows_.logits(row), [&] {
+      return drawer_.draw(scored.logits, scored.vocabulary, text.draws, text.length());
+    });
   }
 
   void report(const StepText& text, const Sheets& to) const {
