@@ -17,6 +17,7 @@ from bench.claims_tables import own_claims, published_claims  # noqa: E402
 from bench.cpu.tables import (  # noqa: E402
     SECOND,
     activations,
+    auto,
     beside,
     cpu,
     cpu_ratios,
@@ -41,6 +42,7 @@ from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
 from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
+from bench.replay.run import replay  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from bench.training.form_tables import forms, long_runs, sweep  # noqa: E402
 
@@ -221,7 +223,7 @@ def serving() -> str:
     lines.append(
         f"\nThe built-in model, greedy, {rounds} rounds; medians, and the mean ratio within a round. {same} of "
         f"{compared} answers that both finished are identical. {where['processor']}, {where['threads']} threads, "
-        f"float32, {where['date']}."
+        f"native backend, {where['date']}."
     )
     return "\n".join(lines)
 
@@ -243,6 +245,7 @@ TABLES = {
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
+    "auto": auto, "replay": replay,
 }  # fmt: skip
 
 

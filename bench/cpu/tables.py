@@ -3,6 +3,7 @@
 import statistics
 from typing import Any
 
+from bench.cpu.auto import speed_ups
 from bench.measured import read, spread
 from stridelm.settings import ACTIVATIONS
 
@@ -51,6 +52,16 @@ def cpu_ratios(file: str = HEADLINE) -> str:
         cells = [spread(each) if each else "" for each in found]
         lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def auto() -> str:
+    """`auto` over plain decoding, by suite."""
+    content = read("auto.json")
+    forms, where = content["forms"], content["machine"]
+    return (
+        f"{speed_ups(forms)}\n\nDecoding, greedy, {content['rounds']} interleaved rounds, tokens per second; identical "
+        f"answers. {_place(where)}"
+    )
 
 
 def forwards() -> str:

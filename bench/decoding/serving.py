@@ -1,4 +1,4 @@
-"""Throughput of `stridelm serve` under load: the built-in model, float32, greedy, users who ask again and again.
+"""Throughput of `stridelm serve` under load: the built-in model, greedy, users who ask again and again.
 
     python bench/decoding/serving.py [--rounds 8] [--seconds 8] [--users 1 2 4 8 16] [--json bench/results/serving.json]
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.measured import RESULTS, script_parser, table, write
+from bench.measured import RESULTS, read, script_parser, table, write
 from bench.replay.expected import Expected
 from bench.replay.oracle import least_milliseconds
 from bench.replay.play import Controller, Run, fixed_choices, play
@@ -119,6 +119,12 @@ def speed_ups(shown: dict[str, dict[str, Any]]) -> str:
             cells = [f"{pace / plain[kind]:.2f}" for kind, pace in entry["tokens_per_second"].items()]
             rows.append([way, *cells, f"{entry['tenth_text']:.2f}", f"{entry['worst_text']:.2f}"])
     return table(["", *plain, "a tenth of texts below", "worst text"], rows)
+
+
+def replay() -> str:
+    """For docs/decoding.md."""
+    content = read("replay.json")
+    return f"{speed_ups(content['ways'])}\n\nTokens per second over plain decoding's, {content['activations']}, greedy."
 
 
 def main(arguments: list[str] | None = None) -> None:
