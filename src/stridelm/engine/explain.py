@@ -17,15 +17,17 @@ def explain(engine: Engine, policy: Policy, decoder: str) -> list[str]:
         return [f"{first}; no planner", *_own(own)]
     if not own:
         return [first, *planned()]
+    of_host = ran.total() - own.total()
     if engine.own_steps.are_planned:
-        costs, *_ = planned()
+        costs, *chosen = planned()
         why = "the backend plans its own steps, by these times and by how drafts stand in the text"
-        return [f"{first}; {why}", costs, *_own(own)]
+        of_planner = [f"the planner, for the host's {of_host}:", *chosen] if of_host > own.total() else []
+        return [f"{first}; {why}", costs, *_own(own), *of_planner]
     return [
         f"{first}; in its own steps the backend drafts chains, of the length that pays by their measured times: the "
         "planner has no part in these",
         *_own(own),
-        f"the planner, for the host's {ran.total() - own.total()} (those that read a prompt's end among them):",
+        f"the planner, for the host's {of_host} (those that read a prompt's end among them):",
         *planned(),
     ]
 

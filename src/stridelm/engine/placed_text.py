@@ -17,7 +17,7 @@ class PlacedText:
     sequence: Sequence
     table: Table
     cuts: int
-    """The table's number of cuts when the text took its place."""
+    """The table's number of cuts when the backend was told of its blocks."""
     blocks: int
     """Blocks of the table that the backend knows of."""
     length: int
@@ -30,11 +30,12 @@ class PlacedText:
     @property
     def is_current(self) -> bool:
         """Whether the backend's text and blocks still match the sequence."""
-        return (
-            self.table is self.sequence.table
-            and self.cuts == self.table.cuts
-            and self.length == len(self.sequence.tokens)
-        )
+        return self.is_in_step and self.cuts == self.table.cuts
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the backend's text still matches the sequence; its blocks may have been cut."""
+        return self.table is self.sequence.table and self.length == len(self.sequence.tokens)
 
 
 Orders = Mapping[Sequence, ChainLength | None]
@@ -49,11 +50,12 @@ def place_texts(loop: TextLoop, sequences: list[Sequence]) -> None:
     for place, text in enumerate(loop.texts):
         if text is None:
             continue
-        if text.sequence in wanted and text.is_current:
+        # A cut between two steps took unused blocks only: it matters to steps that were in flight.
+        if text.sequence in wanted and (text.is_current or (text.is_in_step and not loop.in_flight)):
             wanted.remove(text.sequence)
-            if len(text.table.blocks) > text.blocks:
+            if len(text.table.blocks) > text.blocks or text.cuts != text.table.cuts:
                 loop.stepper.give_blocks(place, text.table.blocks)
-                text.blocks = len(text.table.blocks)
+                text.blocks, text.cuts = len(text.table.blocks), text.table.cuts
         else:
             loop.end(place)
     if wanted:

@@ -35,6 +35,7 @@ from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import LoadSettings
+from stridelm.stepper import Continuation
 from stridelm.types import MASKS, PREDICTION, ROOT, DraftTree, Sequence, Stride
 from tiny import load_tiny, random_adapter, save_tiny
 
@@ -248,6 +249,42 @@ def test_logits_that_are_no_numbers_are_refused(tmp_path: Path, native_cache: Pa
         next(strides)
 
 
+def test_texts_keep_their_places_while_a_request_waits(
+    tmp_path: Path, native_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For room in the cache: unused blocks of the others are taken back before every step."""
+    save_tiny(tmp_path / "model", **SHAPE)
+    save_adapter(tmp_path / "adapter", random_adapter(load_tiny(tmp_path / "model")))
+    model = load_native(tmp_path / "model", native_cache, adapter=tmp_path / "adapter", quantize="q8", cache_tokens=512)
+    begun: list[int] = []
+    begin = NativeStepper.begin
+
+    def counted(stepper: NativeStepper, place: int, text: Continuation) -> None:
+        begun.append(place)
+        begin(stepper, place, text)
+
+    monkeypatch.setattr(NativeStepper, "begin", counted)
+    params = SamplingParams(max_tokens=60)
+    texts = [
+        Sequence(
+            [n % 97 for n in range(length, 2 * length)], params, drafting(model), NO_END, model.target.context_length
+        )
+        for length in (200, 440)
+    ]
+    waits = 0
+    for text in texts:
+        model.engine.add(text)
+    while texts[0].finish_reason is None:
+        model.engine.step()
+        model.engine.forward.cache.check_integrity()
+        waits += bool(model.engine.scheduler.waiting)
+    assert waits > 10 and len(begun) == 1
+    model.engine.remove(texts[1])
+    alone = Sequence(texts[0].tokens[:200], params, Autoregressive(), NO_END, model.target.context_length)
+    list(model.engine.strides_of(alone))
+    assert alone.output == texts[0].output
+
+
 def test_other_costs_make_other_plans(builtin: LanguageModel) -> None:
     """In turn, on one stepper: it goes by those of the text."""
     prompt = "Repeat three times: the cat sat on the mat."
@@ -398,13 +435,27 @@ CURVE = Cost((1, 2, 4, 8, 16), (1.8, 2.1, 2.3, 3.5, 6.3), masks=0.3, mask_row=0.
 MASKS_OF_CHAIN = 8
 
 
-def worth_of(cost: Cost, ease: float, texts: int = 1) -> tuple[np.ndarray, float]:
+def worth_of(cost: Cost, ease: float, texts: int = 1, length: int = 0) -> tuple[np.ndarray, float]:
     """[places of the chain][places passed] -> tokens; and the pace."""
     numbers = (cost.masks, cost.mask_row, cost.context, cost.sequence, cost.head, cost.head_row, cost.level)
     costs = Costs(cost.table.ctypes.data, len(cost.table) - 1, *numbers)
     tokens = np.empty((MASKS_OF_CHAIN + 1, MASKS_OF_CHAIN + 1))
     prior = prior_of(draft_priors()[0])
-    return tokens, library().stride_worth(prior, MASKS_OF_CHAIN, costs, texts, ease, tokens.ctypes.data)
+    return tokens, library().stride_worth(prior, MASKS_OF_CHAIN, costs, texts, length, ease, tokens.ctypes.data)
+
+
+@pytest.mark.parametrize("length", [100, 4000])
+def test_rows_of_long_texts_cost_more(length: int) -> None:
+    """As if the costs of rows were those of this length."""
+    skip_without_kernels()
+    each = 2e-4
+    folded = replace(
+        CURVE, seconds=tuple(s + each * length * n for n, s in zip(CURVE.rows, CURVE.seconds, strict=True))
+    )
+    tokens, pace = worth_of(replace(CURVE, context=each), 0.8, length=length)
+    expected, its_pace = worth_of(folded, 0.8)
+    assert pace == pytest.approx(its_pace, rel=1e-3) and pace < worth_of(CURVE, 0.8)[1]
+    assert tokens == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.parametrize("ease", [0.2, 0.5, 0.65, 0.8, 0.94])

@@ -10,7 +10,7 @@ namespace stride {
 
 constexpr int32_t kRoot = -1;  // the parent of a node that follows the text itself
 
-enum Source : int32_t { kFromMasks, kFromLookUp, kFromPrediction, kSources };
+enum Source : int32_t { kFromMasks, kFromLookUp, kFromPrediction };
 
 // Parents come before their children.
 struct DraftTree {
@@ -78,7 +78,9 @@ class TreeMerger {
       all_.add(token, parent, source, estimate);
       return static_cast<int32_t>(all_.size() - 1);
     }
-    if (estimate > all_.scores[known]) all_.sources[known] = source, all_.scores[known] = estimate;
+    // Masks often propose what the prediction says: what it says counts as its own.
+    const bool is_told = source == kFromPrediction && estimate == all_.scores[known];
+    if (estimate > all_.scores[known] || is_told) all_.sources[known] = source, all_.scores[known] = estimate;
     return known;
   }
   // Only one of several siblings can be accepted.

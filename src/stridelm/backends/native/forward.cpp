@@ -174,11 +174,12 @@ int64_t stride_follow(const int32_t* prediction, int64_t prediction_length, cons
   return found.size();
 }
 // Pace, and what chains of each length are worth by the places passed: (places + 1) x (places + 1).
-double stride_worth(const Prior* prior, int64_t masks, const Costs* costs, int64_t texts, double ease, double* tokens) {
+double stride_worth(const Prior* prior, int64_t masks, const Costs* costs, int64_t texts, int64_t length,
+                    double ease, double* tokens) {
   MaskParts parts{};
   parts.masks = masks;
   Worth worth;
-  worth.solve(*prior, parts, masks, *costs, texts);
+  worth.solve(*prior, parts, masks, *costs, texts, length);
   worth.look(log_odds(ease));
   for (int64_t places = 0; places <= masks; places++)
     std::copy_n(worth.chain(places), masks + 1, tokens + places * (masks + 1));

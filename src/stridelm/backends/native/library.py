@@ -228,7 +228,7 @@ def bind(made: Path) -> Any:
     bound.stride_candidates.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     for name in ("look_up", "follow", "candidates"):
         getattr(bound, f"stride_{name}").restype = c_int64
-    bound.stride_worth.argtypes = [POINTER(Prior), c_int64, POINTER(Costs), c_int64, c_double, c_void_p]
+    bound.stride_worth.argtypes = [POINTER(Prior), c_int64, POINTER(Costs), c_int64, c_int64, c_double, c_void_p]
     bound.stride_worth.restype = c_double
     bound.stride_choose.argtypes = [c_int64, c_void_p, c_void_p, POINTER(PlanQuestion), *[c_void_p] * 3]
     for name in (

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -59,10 +60,11 @@ class NextStep {
     if (!text.goes_on() || !text.is_planned()) return;
     propose(text, worth_for(text, texts).pace(), work);
     if (!text.tree.size() && text.rules.masks == 0) return;
-    look_ahead(text, worth_for(text, texts), texts, others);
+    const Worth& worth = worth_for(text, texts);
+    look_ahead(text, worth, texts, others);
     text.plan = planner_.choose(text.tree, outlook_);
     text.tree.resize(text.plan.nodes);
-    look_again(text);
+    if (worth.can_pay()) look_again(text);
     keep_useful_anchors(text);
     text.defers = costs_.head + costs_.head_row * static_cast<double>(text.plan.masks) <
                   costs_.head_row * static_cast<double>(text.mask_rows());
@@ -71,13 +73,18 @@ class NextStep {
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr int64_t kMasksToLook = 2;
+  static constexpr int64_t kAlike = 256, kExactly = 8;  // lengths that are one; up to so many texts together are not
   static constexpr double kFloor = 0.2, kLeastFloor = 0.005;
   static constexpr double kDrift = 0.4;
   static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
 
   // All texts of a model have the same costs, unless somebody tries others.
   bool is_other(const Costs& costs) const {
-    return costs.largest != costs_.largest || !std::equal(table_.begin(), table_.end(), costs.table);
+    const auto numbers = [](const Costs& of) {
+      return std::array{of.masks, of.mask_row, of.context, of.sequence, of.head, of.head_row};
+    };
+    return costs.largest != costs_.largest || numbers(costs) != numbers(costs_) ||
+           !std::equal(table_.begin(), table_.end(), costs.table);
   }
   void take(const Costs& costs) {
     costs_ = costs, has_tried_levels_ = false;
@@ -123,14 +130,14 @@ class NextStep {
     costs_.level += (std::clamp(each, costs_.level / 2, 2 * costs_.level) - costs_.level) / 8;
   }
 
-  // At the text's ease. Solved when first needed: some milliseconds.
+  // At the text's ease. Solved when first needed: a millisecond.
   const Worth& worth_for(const StepText& text, int64_t texts) {
-    int64_t together = 1;
+    int64_t together = std::min(texts, kExactly);
     while (together < texts) together *= 2;
-    const auto key = std::make_pair(together, 2 * text.rules.masks + text.is_sampled());
-    Worth& worth = worths_[key];
+    const int64_t lengths = text.length() / kAlike;
+    Worth& worth = worths_[{together, lengths, 2 * text.rules.masks + text.is_sampled()}];
     if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level())
-      worth.solve(text.prior(), parts_, text.rules.masks, costs_, together);
+      worth.solve(text.prior(), parts_, text.rules.masks, costs_, together, lengths * kAlike + kAlike / 2);
     worth.look(text.ease.odds());
     return worth;
   }
@@ -140,7 +147,7 @@ class NextStep {
     const PlanRules& rules = text.rules;
     if (text.chain.left() > 0) {
       // Nodes less likely to be accepted than this do not pay for their row and for being drafted.
-      const double row = (costs_.rows(9) - costs_.rows(1)) / 8;
+      const double row = (costs_.rows(9) - costs_.rows(1)) / 8 + costs_.context * static_cast<double>(text.length());
       const double floor = std::clamp(pace * (row + costs_.level), kLeastFloor, kFloor);
       text.was_grown = true;
       const auto started = Clock::now();
@@ -245,9 +252,7 @@ class NextStep {
     auto& anchors = text.plan.anchors;
     const auto is_useless = [&](int32_t anchor) { return text.tree.depth(anchor) > deepest; };
     anchors.erase(std::remove_if(anchors.begin(), anchors.end(), is_useless), anchors.end());
-    const int64_t fitting = std::max<int64_t>(0, text.free_rows() - text.tree.size()) / masks;
-    anchors.resize(std::min(static_cast<int64_t>(anchors.size()), fitting));
-    if (anchors.empty()) text.plan.masks = 0;
+    text.fit();
   }
 
   const Model& model_;
@@ -257,7 +262,7 @@ class NextStep {
   Costs costs_{};                     // none as long as all texts take one token at a time
   std::vector<double> table_;         // theirs
   bool has_tried_levels_ = false;
-  std::map<std::pair<int64_t, int64_t>, Worth> worths_;  // by texts together, and by masks and kind of text
+  std::map<std::array<int64_t, 3>, Worth> worths_;  // by texts together, their length, and masks and kind of text
   DraftTree predicted_;
   std::vector<double> drafted_, found_, fresh_, seconds_;
   ChainGrowth growth_;

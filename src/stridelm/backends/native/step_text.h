@@ -1,6 +1,7 @@
 // A text while steps write it: what it asks, where it stands, and the next step's drafts and masks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -83,6 +84,16 @@ struct StepText {
   int64_t rows() const { return real_rows() + mask_rows(); }
   // Rows behind the pending one that the text's blocks have room for.
   int64_t free_rows() const { return static_cast<int64_t>(blocks.size()) * kBlock - cached - 1; }
+  // Leave out drafts and masks that the blocks have no room for.
+  void fit() {
+    tree.resize(std::min(tree.size(), free_rows()));
+    auto& anchors = plan.anchors;
+    const auto is_gone = [&](int32_t anchor) { return anchor >= tree.size(); };
+    anchors.erase(std::remove_if(anchors.begin(), anchors.end(), is_gone), anchors.end());
+    const int64_t fitting = plan.masks ? (free_rows() - tree.size()) / plan.masks : 0;
+    anchors.resize(std::min(static_cast<int64_t>(anchors.size()), fitting));
+    if (anchors.empty()) plan.masks = 0;
+  }
   int64_t slot(int64_t at) const { return blocks[at / kBlock] * kBlock + at % kBlock; }
 };
 

@@ -53,6 +53,7 @@ class Steps {
   }
   void give_blocks(int64_t place, const int32_t* blocks, int64_t count) {
     texts_[place].blocks.assign(blocks, blocks + count);
+    texts_[place].fit();
   }
   // That drafting one depth of a tree takes here.
   double seconds_of_level() const { return next_.seconds_of_level(); }
@@ -135,8 +136,10 @@ class Steps {
     int64_t texts = 0, rows = 0;
     for (StepText* text : going_) next_.learn(*text);
     chains_.renew(going_, rows_);
-    for (const StepText* text : going_) texts += text->goes_on(), rows += text->rows();
+    for (const StepText* text : going_)
+      if (text->goes_on()) texts++, rows += text->rows();
     for (StepText* text : going_) {
+      if (!text->goes_on()) continue;
       rows -= text->rows();
       next_.plan(*text, texts, rows, rows_.workspace());
       rows += text->rows();

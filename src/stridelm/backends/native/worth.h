@@ -34,12 +34,15 @@ struct Costs {
 class Worth {
  public:
   // `texts`: that are written together. Each has its share of the time of a plain step, and pays for its further rows.
-  void solve(const Prior& prior, const MaskParts& parts, int64_t longest, const Costs& costs, int64_t texts) {
+  // `length`: tokens of the text.
+  void solve(const Prior& prior, const MaskParts& parts, int64_t longest, const Costs& costs, int64_t texts,
+             int64_t length) {
     options_.clear();
     for (int64_t count : {1, 2, 3, 4, 6, 8, 12, 16})
       if (options_.empty() || options_.back() < longest) options_.push_back(std::min(count, longest));
     if (longest == 0) options_.clear();
     places_ = parts.reach(longest), costs_ = &costs, texts_ = texts, level_ = costs.level;
+    row_ = costs.context * static_cast<double>(length);
     reach_.clear();
     for (int64_t count : options_) reach_.push_back(parts.reach(count));
     most_drafts_ = std::min<int64_t>(places_, costs.rows(8) < kCheapRows * costs.rows(1) ? 8 : 4);
@@ -61,6 +64,8 @@ class Worth {
   }
   double level() const { return level_; }  // what a depth of drafts cost; -1 before it is solved
   double pace() const { return pace_; }  // tokens per second of all texts
+  // Whether masks pay in the easiest texts.
+  bool can_pay() const { return paces_[kEases - 1] * seconds(0, 0) > kGain; }
   // By places that the text has passed: what a chain of so many places is worth.
   const double* chain(int64_t places) const { return now_.data() + places * (places_ + 1); }
   // Numbers of masks per chain, and the places that these propose tokens for.
@@ -70,12 +75,12 @@ class Worth {
  private:
   static constexpr int kEases = 8, kRounds = 60;
   static constexpr double kGrid[kEases] = {0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94};
-  static constexpr double kConverged = 1e-3, kCheapRows = 1.5;
+  static constexpr double kConverged = 1e-3, kCheapRows = 1.5, kGain = 1.02;
 
   double seconds(int64_t drafts, int64_t masks) const {
     const double plain = (*costs_)(texts_, 0) + costs_->sequence * static_cast<double>(texts_ - 1);
     return (*costs_)(texts_ + drafts, masks) - costs_->rows(texts_) + plain / static_cast<double>(texts_) +
-           costs_->level * static_cast<double>(drafts);
+           row_ * static_cast<double>(1 + drafts + masks) + costs_->level * static_cast<double>(drafts);
   }
   double& at(std::vector<double>& table, int64_t places, int64_t used) const { return table[places * (places_ + 1) + used]; }
 
@@ -145,6 +150,7 @@ class Worth {
   std::vector<int64_t> options_, reach_;
   int64_t places_ = 0, most_drafts_ = 0, texts_ = 1;
   const Costs* costs_ = nullptr;
+  double row_ = 0;  // what a row takes to read the text
   std::vector<double> tables_[kEases], now_, reached_;
   double paces_[kEases] = {}, pace_ = 0, level_ = -1;
 };
