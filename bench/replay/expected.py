@@ -15,9 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay.play import Choice, Happened, View
-from bench.replay.prior import Ease, Prior
+from bench.replay.prior import Prior
 from bench.replay.times import StepTimes
 from bench.replay.worth import MASK_COUNTS, MOST_DRAFTS, Option, Worth, ends, options_of
+from stridelm.decode.fit_prior import Ease
 
 FLOOR = 0.2
 """A draft that is reached less often than this never pays for its row."""

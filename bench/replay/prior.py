@@ -22,39 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay.play import View, looked_up
 from bench.replay.trace import LONGEST, Trace
+from stridelm.decode.fit_prior import by_place, by_score, first_ease, log_odds, logistic, looks, regression
 
-EASE_WEIGHT, EASE_KEPT = 4.0, 0.5 ** (1 / 48)
-"""How many observations the prior acceptance is worth; the decay per token written."""
 _ENOUGH = 50
 """Observations that a regression needs."""
 LONG_MATCH = 8
 """Matches of look-up are not told apart beyond this length."""
-
-
-def log_odds(probability: float) -> float:
-    within = min(max(probability, 1e-3), 1 - 1e-3)
-    return math.log(within / (1 - within))
-
-
-def logistic(total: float) -> float:
-    return 1 / (1 + math.exp(-total))
-
-
-class Ease:
-    """How often drafts of this text were accepted lately, if all before them were. What was seen is forgotten with
-    every token, whether more is seen or not: so a text that rests is looked at again."""
-
-    def __init__(self, first: float, weight: float = EASE_WEIGHT, kept: float = EASE_KEPT) -> None:
-        self.first, self.weight, self._kept = first, weight, kept
-        self.seen = self.stood = 0.0
-
-    @property
-    def value(self) -> float:
-        return (self.stood + self.first * self.weight) / (self.seen + self.weight)
-
-    def observe(self, emitted: int, seen: int, stood: int) -> None:
-        keep = self._kept**emitted
-        self.seen, self.stood = keep * self.seen + seen, keep * self.stood + stood
 
 
 @dataclass(frozen=True)
@@ -94,15 +67,13 @@ class Prior:
 
 
 def learn(traces: Items[Trace]) -> Prior:
-    seen = np.array([each for trace in traces for each in _looks(trace)])
-    stood_N = seen[:, -1]
+    seen = np.concatenate([_looks(trace) for trace in traces])
     found = np.array([each for trace in traces for each in _matches(trace)])
-    first = float(stood_N[seen[:, 3] == 0].mean())
     alone = Prior(
-        min(0.9, max(0.1, first)),
-        _regression(seen[:, :-1], stood_N),
-        _regression(np.delete(seen[:, :-1], 1, axis=1), stood_N),
-        _regression(found[:, :-1], found[:, -1]) if len(found) else (log_odds(0.5), 0.0, 0.0),
+        first_ease(seen),
+        regression(*by_score(seen)),
+        regression(*by_place(seen)),
+        regression(found[:, :-1], found[:, -1]) if len(found) else (log_odds(0.5), 0.0, 0.0),
         agreed=(0.0, 1.0, 0.0),
         chain_against=(0.0, 1.0, 0.0),
         found_against=(0.0, 0.0, 1.0),
@@ -112,25 +83,14 @@ def learn(traces: Items[Trace]) -> Prior:
     for name in ("agreed", "chain_against", "found_against"):
         own = np.array([row for kind, row in pairs if kind == name])
         if len(own) >= _ENOUGH:
-            fitted[name] = _regression(own[:, :-1], own[:, -1])
+            fitted[name] = regression(own[:, :-1], own[:, -1])
     return replace(alone, **fitted)
 
 
-def _looks(trace: Trace) -> Iterator[tuple[float, ...]]:
-    """Of every chain that lies within the text, the drafts before which all stood: constant, score, ease, places used,
-    depth, and whether it stood. Ease as if two drafts were looked at per token."""
-    ease, eases = Ease(0.7), list[float]()
-    for anchor in range(trace.written):
-        if anchor >= 3:  # the text is known by then
-            stood = min(int(trace.stood[anchor - 3, 0]), 2)
-            ease.observe(1, min(stood + 1, 2), stood)
-        eases.append(log_odds(ease.value))
-    for anchor in range(max(0, trace.written - LONGEST - 1)):
-        for used in range(LONGEST):
-            stood = int(trace.stood[anchor, used])
-            for depth in range(min(stood + 1, LONGEST - used)):
-                score = log_odds(float(trace.scores[anchor, used, used + depth]))
-                yield 1.0, score, eases[min(anchor + used, trace.written - 1)], used, depth, stood > depth
+def _looks(trace: Trace) -> np.ndarray:
+    """A node without drafts before it follows the text's own tokens: places and their places used are the same."""
+    own = np.arange(LONGEST)
+    return looks(trace.scores[:, own, own], trace.stood[:, own] > 0)
 
 
 def _of_match(length: int, ahead: int) -> tuple[float, float, float]:
@@ -166,16 +126,6 @@ def _pairs(trace: Trace, prior: Prior) -> Iterator[tuple[str, tuple[float, ...]]
                     yield "chain_against", (*row, chain_stood > depth)
                     yield "found_against", (*row, found_stood > depth)
                     break
-
-
-def _regression(inputs: np.ndarray, stood_N: np.ndarray) -> tuple[float, ...]:
-    """Logistic, by Newton's method; a little ridge, for texts that say the same of two inputs."""
-    weights = np.zeros(inputs.shape[1])
-    for _ in range(12):
-        chance_N = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
-        curvature = (inputs * (chance_N * (1 - chance_N))[:, None]).T @ inputs + 1e-3 * np.eye(len(weights))
-        weights += np.linalg.solve(curvature, inputs.T @ (stood_N - chance_N) - 1e-3 * weights)
-    return tuple(weights.tolist())
 
 
 def split(traces: Items[Trace]) -> Iterable[tuple[list[Trace], list[int]]]:

@@ -44,6 +44,7 @@ class ScriptedGate:
     """Keeps `contracts.Gate`. A mask's hidden state is its anchor's number in the trace and its place."""
 
     k, tail, state_size = LONGEST + 1, 0, 0
+    prior = None
 
     def __init__(self, times: StepTimes, clock: VirtualClock) -> None:
         self.times, self.clock = times, clock

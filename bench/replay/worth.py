@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.replay.prior import Prior, log_odds
+from bench.replay.prior import Prior
 from bench.replay.times import StepTimes
 from bench.replay.trace import LONGEST
+from stridelm.decode.fit_prior import log_odds
 
 EASES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94)
 """Values of ease at which chains are valued; between them, straight lines in log-odds."""

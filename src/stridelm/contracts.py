@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from stridelm.stepper import OwnPlan, Stepper
+from stridelm.stepper import MaskPriors, OwnPlan, Stepper
 from stridelm.types import Array, Block, Commit, DraftTree, GrownTree, Output, Rows, Sequence
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class Gate(Protocol):
     @property
     def tail(self) -> int:
         """T: number of places behind the last mask of a chain of k - 1 that its output proposes, too."""
+        ...
+
+    @property
+    def prior(self) -> MaskPriors | None:
+        """How likely its drafts are accepted, if its conversion says so; None: what the package knows of drafts."""
         ...
 
     def foretell(self, hidden_C: Array) -> Array:

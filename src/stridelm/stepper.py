@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stridelm.params import SamplingParams
 
@@ -99,6 +100,38 @@ class StepPrior(Protocol):
     def found_against(self) -> Weights:
         """The same of look-up's."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPrior:
+    """The part of a `StepPrior` that depends on the masks' conversion; the rest is about look-up."""
+
+    ease: float
+    scored: Weights
+    unscored: Weights
+
+    def __post_init__(self) -> None:
+        numbers = (self.ease, *self.scored, *self.unscored)
+        if (len(self.scored), len(self.unscored)) != (5, 4) or not all(map(math.isfinite, numbers)):
+            raise ValueError("a prior has an ease and 5 and 4 weights, all finite")
+        if not 0 < self.ease < 1:
+            raise ValueError(f"a prior's ease is between 0 and 1, not {self.ease!r}")
+
+
+MaskPriors = tuple[MaskPrior, MaskPrior]
+"""Of greedy and of sampled texts."""
+
+
+def mask_priors(entry: dict[str, dict[str, Any]]) -> MaskPriors:
+    """From their JSON. Raises ValueError, KeyError or TypeError if it is damaged."""
+    kinds = dict(entry)
+    if kinds.keys() != {"greedy", "sampled"}:
+        raise ValueError(f"a prior is of greedy and sampled texts, not of {', '.join(kinds)}")
+    return _mask_prior(**kinds["greedy"]), _mask_prior(**kinds["sampled"])
+
+
+def _mask_prior(ease: float, scored: Items[float], unscored: Items[float]) -> MaskPrior:
+    return MaskPrior(ease, tuple(scored), tuple(unscored))
 
 
 @dataclass(frozen=True, slots=True)

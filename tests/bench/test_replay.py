@@ -12,7 +12,7 @@ from bench.replay import run as replay
 from bench.replay.expected import LOOK_MASKS, Expected
 from bench.replay.oracle import least_milliseconds
 from bench.replay.play import PLAIN, Choice, Fixed, Happened, View, fixed_choices, play
-from bench.replay.prior import Ease, Prior, learn, log_odds
+from bench.replay.prior import Prior, learn
 from bench.replay.priors import kept
 from bench.replay.record import Recorder, prompts
 from bench.replay.times import StepTimes, of_forwards
@@ -23,6 +23,7 @@ from native import skip_without_kernels
 from stridelm import LoadSettings, SamplingParams
 from stridelm import load as load_model
 from stridelm.decode.draft_prior import FILE, draft_priors
+from stridelm.decode.fit_prior import Ease, log_odds
 from stridelm.types import ROOT
 from stridelm.verify import proposals
 

@@ -97,6 +97,7 @@ class HashGate:
     """Keeps `contracts.Gate`, without a sequential head. Its masks foresee what greedy decoding writes."""
 
     k, state_size, tail = 5, 0, 0
+    prior = None
 
     def foretell(self, hidden_C: np.ndarray) -> np.ndarray:
         raise AssertionError("there are no tail heads")

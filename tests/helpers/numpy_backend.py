@@ -28,6 +28,7 @@ def by_torch(function: Callable[..., Any], *given: Any) -> Any:
 class NumpyGate:
     def __init__(self, gate: Gate) -> None:
         self.gate, self.k, self.state_size, self.tail = gate, gate.k, gate.state_size, gate.tail
+        self.prior = gate.prior
 
     def foretell(self, hidden_C: np.ndarray) -> np.ndarray:
         return by_torch(self.gate.foretell, hidden_C)

@@ -14,7 +14,9 @@ import stridelm
 from command_line import Call
 from killed import NEVER, Moment, train_until
 from stridelm import LoadSettings, SamplingParams
+from stridelm.decode.draft_prior import draft_priors
 from stridelm.settings import PLAIN
+from stridelm.stepper import mask_priors
 from stridelm.train.settings import TrainSettings
 from training import QUESTIONS, SETTINGS, metrics, options, outcome, small_run, write_questions
 
@@ -49,6 +51,17 @@ def test_record(whole: Path, arguments: list[str]) -> None:
     assert (data["prompts"], data["prompts_given"], data["answers"]) == (len(QUESTIONS),) * 3
     assert data["answer_tokens"] <= len(QUESTIONS) * SETTINGS["answer_tokens"]
     assert data["fingerprint"] == json.loads((whole / "adapter.json").read_text())["fingerprint"]
+
+
+def test_the_prior_of_its_drafts(whole: Path, arguments: list[str]) -> None:
+    """Made from the held-out answers: these few, of a model that hardly learned, move the package's a little."""
+    greedy, sampled = mask_priors(json.loads((whole / "adapter.json").read_text())["draft_prior"])
+    for own, package in zip((greedy, sampled), draft_priors(), strict=True):
+        assert own.scored != package.scored and own.scored == pytest.approx(package.scored, abs=1)
+        assert own.ease != package.ease
+    model = stridelm.load(arguments[1], adapter=whole, settings=LoadSettings(device="cpu"))
+    gate = model.loaded.forward.gate
+    assert gate is not None and gate.prior == (greedy, sampled)
 
 
 def test_metrics(whole: Path) -> None:

@@ -3,11 +3,11 @@ been lately, and by what look-up says. Logistic regressions, learned from record
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
-from stridelm.stepper import Weights
+from stridelm.stepper import MaskPriors, Weights
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -26,10 +26,11 @@ class DraftPrior:
 
 
 @cache
-def draft_priors() -> tuple[DraftPrior, DraftPrior]:
-    """Of greedy and of sampled answers."""
+def draft_priors(own: MaskPriors | None = None) -> tuple[DraftPrior, DraftPrior]:
+    """Of greedy and of sampled answers. `own`: what a conversion knows of its masks, in place of the package's part."""
     kept = json.loads(FILE.read_text(encoding="utf-8"))
-    return _prior(kept["greedy"]), _prior(kept["sampled"])
+    greedy, sampled = _prior(kept["greedy"]), _prior(kept["sampled"])
+    return (greedy, sampled) if own is None else (replace(greedy, **asdict(own[0])), replace(sampled, **asdict(own[1])))
 
 
 def _prior(kept: dict[str, float | list[float]]) -> DraftPrior:

@@ -27,7 +27,7 @@ def own_plan(policy: Planned) -> OwnPlan | None:
         look_up=max((drafter.k for drafter in look_up), default=0),
         follow=max((drafter.longest_prediction for drafter in look_up), default=0),
         costs=policy.cost,
-        priors=draft_priors(),
+        priors=draft_priors(None if policy.masks is None else policy.masks.gate.prior),
     )
 
 

@@ -6,6 +6,7 @@ format, so that no LoRA loader accepts it. An adapter without a gate has another
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
@@ -15,6 +16,7 @@ from stridelm.models.parts import check_base as check_base_of
 from stridelm.models.prediction_heads import PredictionHeads
 from stridelm.models.sequential_head import SequentialHead
 from stridelm.params import InputError
+from stridelm.stepper import mask_priors
 
 CONFIG = "adapter.json"
 GATED = Kind("adapter", CONFIG, "stridelm-gated-adapter")
@@ -54,12 +56,16 @@ class AdapterConfig:
     """Number of prediction heads on the last mask of a chain, for the places behind it."""
     tail_size: int = 0
     """Their inner width."""
+    draft_prior: dict[str, dict[str, Any]] | None = None
+    """How likely its drafts are accepted: the JSON of `stepper.MaskPriors`; None if that was not measured."""
 
     def __post_init__(self) -> None:
         for name in ("width", "rank", "masks", "sequential_size", "tail_heads", "tail_size"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
+        if self.draft_prior is not None:
+            mask_priors(self.draft_prior)
 
     @property
     def k(self) -> int:

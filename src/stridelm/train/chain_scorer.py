@@ -138,15 +138,24 @@ class Chains:
 def chain_hits(scorer: ChainScorer, chains: Chains) -> torch.Tensor:
     """Whether the draft at each depth is the text's token, if those before it are: X x D. Greedy drafts are chosen from
     the whole vocabulary."""
+    if chains.noise is not None:
+        return first_choices(scorer, chains)[1]
+    moved = scorer.along(chains.outputs_XDC, chains.before_XD).flatten(0, 1)
+    return scorer.best(moved).view_as(chains.right_XD) == chains.right_XD
+
+
+def first_choices(scorer: ChainScorer, chains: Chains) -> tuple[torch.Tensor, torch.Tensor]:
+    """The share of the best candidate at each depth, as decoding has it, and whether that is the text's token, if those
+    before it are: X x D each."""
     moved = scorer.along(chains.outputs_XDC, chains.before_XD).flatten(0, 1)
     noise, right_XD = chains.noise, chains.right_XD
-    if noise is None:
-        return scorer.best(moved).view_as(right_XD) == right_XD
     tokens = scorer.candidates(chains.outputs_XDC.flatten(0, 1), chains.count)
-    each = Noise(noise.temperature, noise.seeds_X.repeat_interleave(right_XD.shape[1]))
-    scores = each.perturbed(scorer.score(moved, tokens), tokens, chains.positions_XD.flatten())
-    drawn = tokens.gather(1, scores.argmax(dim=-1, keepdim=True))
-    return drawn.view_as(right_XD) == right_XD
+    scores = scorer.score(moved, tokens)
+    if noise is not None:
+        each = Noise(noise.temperature, noise.seeds_X.repeat_interleave(right_XD.shape[1]))
+        scores = each.perturbed(scores, tokens, chains.positions_XD.flatten())
+    shares, best = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
+    return shares.view_as(right_XD), tokens.gather(1, best).view_as(right_XD) == right_XD
 
 
 def tree_hits(scorer: ChainScorer, chains: Chains, nodes: int, ends: torch.Tensor) -> torch.Tensor:

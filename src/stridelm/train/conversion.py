@@ -4,7 +4,8 @@ To add a mode, write a student with its objective, and add an entry to the table
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from stridelm.models.adapter import Adapter, check_takes_masks, save_adapter
 from stridelm.params import InputError
 from stridelm.train.acceptance import Measure
 from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
+from stridelm.train.measured_prior import measured_prior
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.parallel import Team, gather_state
+from stridelm.train.rollouts import Text
 from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
 from stridelm.train.students.full_student import FullStudent, save_full
 from stridelm.train.students.readers import HeadsReader, MaskReader, ModelReader
 from stridelm.train.students.small_students import DraftStudent, HeadsStudent
 from stridelm.train.students.student import Student
 
-Save = Callable[[Path | None], None]
+Save = Callable[[Path | None, Items[Text]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,9 @@ class Conversion:
     measure: Measure | None
     """None if the student proposes nothing: then the evaluation is the loss on held-out answers."""
     save: Save
-    """Saves into a folder; the file that marks it as complete is written last. Every process of a team must call this;
-    processes other than the first pass None and write nothing."""
+    """Saves into a folder; the file that marks it as complete is written last. Held-out answers say how likely drafts
+    are accepted, where the result has room for that. Every process of a team must call this; processes other than the
+    first pass None and write nothing."""
     card: str
     """The beginning of its model card: what was trained."""
     shards: bool = False
@@ -57,11 +61,15 @@ def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     def adapter() -> Adapter:
         return student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
 
-    def save(folder: Path | None) -> None:
-        if folder is not None:
-            save_adapter(folder, adapter())
+    reader = MaskReader(network, student)
 
-    measure = Measure(MaskReader(network, student))
+    def save(folder: Path | None, held_out: Items[Text]) -> None:
+        if folder is not None:
+            prior = measured_prior(reader, held_out) if student.is_gated else None
+            own = adapter()
+            save_adapter(folder, replace(own, config=replace(own.config, draft_prior=prior)))
+
+    measure = Measure(reader)
     return Conversion(student, ChainObjective(network, student, settings), measure, save, adapter_card(adapter()))
 
 
@@ -71,7 +79,7 @@ def _full(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     objective = (ChainObjective if proposes else RowObjective)(network, student, settings)
     measure = Measure(MaskReader(network, student)) if proposes else None
 
-    def save(folder: Path | None) -> None:
+    def save(folder: Path | None, _held_out: Items[Text]) -> None:
         weights = gather_state(student.network)
         if folder is not None:
             save_full(folder, student, weights, checkpoint.tokenizer, checkpoint.eos_ids, checkpoint.stored_dtype)
@@ -86,7 +94,7 @@ def _heads(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     heads, size, width = student.heads.up_HSC.shape
     config = HeadsConfig(checkpoint.name, checkpoint.fingerprint, width, heads, size)
 
-    def save(folder: Path | None) -> None:
+    def save(folder: Path | None, _held_out: Items[Text]) -> None:
         if folder is not None:
             save_heads(folder, config, student.heads)
 
@@ -99,7 +107,7 @@ def _draft(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
     student = DraftStudent(network, settings.layers)
     config = DraftConfig(checkpoint.name, checkpoint.fingerprint, settings.layers)
 
-    def save(folder: Path | None) -> None:
+    def save(folder: Path | None, _held_out: Items[Text]) -> None:
         if folder is not None:
             save_draft(folder, config, student.network)
 

@@ -76,13 +76,13 @@ def _run(options: TrainOptions, team: Team) -> None:
                 display.say(_coverage(trainer.batches.coverage, settings.length))
             evaluation = trainer.run()
     if not team.is_first:
-        trainer.conversion.save(None)
+        trainer.conversion.save(None, trainer.held_out)
         return
     usage = WAYS[settings.mode].usage(options.model, str(out))
     write_card(out, record, trainer.conversion.card, usage, evaluation)
     drawn = draw_report(out)
     # These two finish the run. A run that is killed before them can be resumed, and ends here again.
-    trainer.conversion.save(out)
+    trainer.conversion.save(out, trainer.held_out)
     remove_checkpoints(out)
     print(f"{out}: {evaluation.sentence}")
     if not drawn:

@@ -22,10 +22,13 @@ from stridelm.backends.torch.forward import TorchForward
 from stridelm.backends.torch.gated import TorchGate, attach
 from stridelm.contracts import Growth
 from stridelm.decode.autoregressive import Autoregressive
+from stridelm.decode.cost import Cost
+from stridelm.decode.draft_prior import draft_priors
+from stridelm.decode.planned import Planned
 from stridelm.draft.grow import Chain, TreeGrower
 from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
-from stridelm.models.adapter import Adapter, save_adapter
+from stridelm.models.adapter import Adapter, load_adapter, save_adapter
 from stridelm.params import SamplingParams
 from stridelm.types import ROOT, DraftTree, Output, Sequence
 from tiny import load_tiny, random_adapter
@@ -60,8 +63,6 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
 @pytest.fixture
 def get(build: str, native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> Get:  # noqa: ARG001
     def load(shape: str, *, rank: int = 4, layers: tuple[int, ...] = (0, 1), sequential_size: int = 8, **settings: Any):
-        from stridelm.models.adapter import load_adapter
-
         folder, where = adapted(shape, rank, layers, sequential_size)
         chosen: dict[str, Any] = {"quantize": "q8", **settings}
         model = load_native(folder, native_cache, adapter=where, **chosen)
@@ -304,6 +305,29 @@ def test_masks_are_those_of_the_torch_backend(gates: tuple[NativeGate, TorchGate
 
 
 @pytest.mark.usefixtures("build")
+def test_a_conversions_prior_takes_the_place_of_the_packages(
+    native_cache: Path, adapted: Callable[..., tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """On either backend; what is about look-up stays the package's. An adapter without one keeps all of these."""
+    model, where = adapted(SHAPES[0])
+    prior = {"ease": 0.3, "scored": [0.1, 1.0, 0.5, 0.0, 0.0], "unscored": [0.2, 1.0, 0.0, 0.0]}
+    own = load_adapter(where)
+    save_adapter(tmp_path, replace(own, config=replace(own.config, draft_prior={"greedy": prior, "sampled": prior})))
+    for folder in (where, tmp_path):
+        native = load_native(model, native_cache, adapter=folder, quantize="q8")
+        gates = (forward_of(native).gate, attach(load_tiny(model).network, load_adapter(folder)))
+        for gate in gates:
+            assert gate is not None
+            plan = Planned(Cost((1, 8), (1.0, 1.1)), masks=MaskDrafter(gate, 1), k=gate.k).own_plan
+            assert plan is not None
+            if folder == where:
+                assert plan.priors == draft_priors()
+                continue
+            for found, package in zip(plan.priors or (), draft_priors(), strict=True):
+                assert (found.ease, found.scored, found.unscored) == (0.3, tuple(prior["scored"]), (0.2, 1.0, 0.0, 0.0))
+                assert found.found == package.found and found.found_against == package.found_against
+
+
 def test_mask_rows_need_an_adapter(native_cache: Path, adapted: Callable[..., tuple[Path, Path]]) -> None:
     forward = forward_of(load_native(adapted("mistral")[0], native_cache, quantize="q8"))
     with pytest.raises(AssertionError, match="adapter"):

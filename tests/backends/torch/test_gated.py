@@ -1,6 +1,7 @@
 """The gated adapter: mask rows against a naive forward, real rows bit for bit as without it, and its files."""
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -247,6 +248,13 @@ def edit_config(folder: Path, **changes: object) -> None:
     (folder / CONFIG).write_text(json.dumps(entry))
 
 
+PRIOR = {"ease": 0.3, "scored": [0.0, 1.0, 0.5, 0.0, 0.0], "unscored": [0.0, 1.0, 0.0, 0.0]}
+
+
+def edit_prior(folder: Path, **changes: object) -> None:
+    edit_config(folder, draft_prior={"greedy": PRIOR | changes, "sampled": PRIOR})
+
+
 def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
@@ -270,6 +278,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
                                                                    '"version": 1}'), "cannot be read"),
     "tail heads in a version without": (lambda folder: edit_config(folder, version=1, tail_heads=0), "one too many"),
     "tail heads that are no number": (lambda folder: edit_config(folder, tail_heads="two"), "tail_heads must be"),
+    "a prior of one kind": (lambda folder: edit_config(folder, draft_prior={"greedy": PRIOR}), "cannot be read"),
+    "a prior that is no object": (lambda folder: edit_config(folder, draft_prior=[1]), "cannot be read"),
+    "a prior with a weight too few": (lambda folder: edit_prior(folder, scored=[0.0] * 4), "5 and 4 weights"),
+    "a prior that is not finite": (lambda folder: edit_prior(folder, unscored=[0.0, 0.0, 0.0, math.nan]), "all finite"),
+    "a prior of words": (lambda folder: edit_prior(folder, ease="high"), "cannot be read"),
+    "a prior with more": (lambda folder: edit_prior(folder, found=[0.0]), "cannot be read"),
+    "an ease above one": (lambda folder: edit_prior(folder, ease=1.5), "between 0 and 1"),
     "a shard missing": (lambda folder: shard(folder).unlink(), "is missing: copy"),
     "a shard elsewhere": (lambda folder: edit_config(folder, shards=["../x.safetensors"]), "outside its folder"),
     "half a shard": (lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:2000]), "safetensors"),

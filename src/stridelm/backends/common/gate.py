@@ -12,6 +12,7 @@ from stridelm import arrays
 from stridelm.backends.common.scorer import Scorer
 from stridelm.contracts import Growth
 from stridelm.models.adapter import Adapter
+from stridelm.stepper import mask_priors
 from stridelm.types import Array
 
 _BELOW_ONE = 1 - 1e-6
@@ -22,6 +23,8 @@ class TensorGate:
 
     def __init__(self, network: PreTrainedModel, adapter: Adapter) -> None:
         self.k = adapter.config.k
+        prior = adapter.config.draft_prior
+        self.prior = None if prior is None else mask_priors(prior)
         self.device = network.device
         self.embedding = network.get_input_embeddings()
         tail = adapter.tail_heads()

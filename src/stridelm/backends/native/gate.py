@@ -21,6 +21,7 @@ from stridelm.backends.native.weights import MASK_EMBEDDING, Weights, address
 from stridelm.contracts import Growth
 from stridelm.params import SamplingParams
 from stridelm.sampling import noise_key
+from stridelm.stepper import mask_priors
 from stridelm.types import MASKS, DraftTree, GrownTree, Sequence
 
 READ, READ_BIAS, WRITE = "sequential.read", "sequential.read_bias", "sequential.write"
@@ -34,6 +35,8 @@ class NativeGate:
         self._weights, self._workspace = weights, Workspace()
         notes = adapter.notes
         self.k = int(notes["masks"]) + 1
+        prior = notes.get("draft_prior")
+        self.prior = None if prior is None else mask_priors(prior)
         self.state_size = int(notes["sequential_size"])
         self._embedding_DC = adapter.vector(MASK_EMBEDDING).reshape(notes["masks"], -1)
         self.tail = int(notes["tail_heads"])

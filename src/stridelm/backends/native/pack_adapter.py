@@ -60,6 +60,7 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
             "sequential_size": adapter.config.sequential_size,
             "tail_heads": adapter.config.tail_heads,
             "tail_size": adapter.config.tail_size,
+            "draft_prior": adapter.config.draft_prior,
             "base": adapter.config.base,
             "fingerprint": adapter.config.fingerprint,
         }
