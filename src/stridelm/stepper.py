@@ -12,6 +12,8 @@ from stridelm.params import SamplingParams
 if TYPE_CHECKING:
     import numpy as np
 
+    from stridelm.types import Alternatives
+
 GREEDY = SamplingParams()
 
 
@@ -177,6 +179,8 @@ class Continuation:
     prompt_length: int = 0
     prediction: Items[int] = ()
     plan: OwnPlan = PLAIN_PLAN
+    alternatives: int = 0
+    """Likeliest tokens that may be reported for each written one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,10 @@ class Emitted:
     """The drafts that were accepted. Only with `rows`: otherwise drafts are a chain."""
     rows: OwnRows | None = None
     """None if all steps have the same rows: a chain of drafts, with masks off every row."""
+    scores: tuple[float, ...] = ()
+    """How likely the stepper found each draft, if its parent is accepted; empty if it does not report that."""
+    alternatives: tuple[Alternatives, ...] = ()
+    """Per token, if the text asked for them and the stepper reports them."""
 
 
 class Stepper(Protocol):

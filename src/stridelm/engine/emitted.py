@@ -12,7 +12,8 @@ def commit_of(sequence: Sequence, emitted: Emitted) -> Commit:
     count = len(emitted.tokens)
     assert count, "a text that goes on got nothing"
     kept, sources = _accepted(count) if emitted.rows is None else _path(emitted.path, emitted.rows, count)
-    return Commit(kept, emitted.tokens, sources, finite(emitted.confidence), ending(sequence, emitted.tokens))
+    confidence, reason = finite(emitted.confidence), ending(sequence, emitted.tokens)
+    return Commit(kept, emitted.tokens, sources, confidence, reason, emitted.alternatives)
 
 
 def block_of(sequence: Sequence, emitted: Emitted, drafts: int) -> Block:
@@ -22,7 +23,7 @@ def block_of(sequence: Sequence, emitted: Emitted, drafts: int) -> Block:
     if rows is not None:
         if not sequence.is_traced:
             return _planned_shape(rows)
-        return _planned(sequence.cached, sequence.tokens[-1], emitted.drafts, rows)
+        return _planned(sequence.cached, sequence.tokens[-1], emitted.drafts, rows, emitted.scores)
     if not sequence.is_traced:
         return _shape(drafts, bool(emitted.drafts))
     # Without scores: the backend does not report how likely its drafts were.
@@ -45,8 +46,8 @@ def _planned_shape(rows: OwnRows) -> Block:
     return _planned(0, 0, (0,) * len(rows.parents), rows)
 
 
-def _planned(start: int, pending: int, drafts: tuple[int, ...], rows: OwnRows) -> Block:
-    tree = DraftTree(drafts, rows.parents, rows.sources)
+def _planned(start: int, pending: int, drafts: tuple[int, ...], rows: OwnRows, scores: tuple[float, ...] = ()) -> Block:
+    tree = DraftTree(drafts, rows.parents, rows.sources, scores)
     return make_block(start, [pending], tree, anchors=rows.anchors, masks=rows.masks)
 
 

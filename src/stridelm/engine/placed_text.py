@@ -80,6 +80,7 @@ def _begin(loop: TextLoop, place: int, sequence: Sequence) -> None:
         prompt_length=sequence.prompt_length,
         prediction=sequence.prediction,
         plan=sequence.policy.own_plan or PLAIN_PLAN,
+        alternatives=sequence.optional_alternatives,
     )
     text = PlacedText(sequence, table, table.cuts, len(table.blocks), len(sequence.tokens))
     loop.begin(place, text, continuation)

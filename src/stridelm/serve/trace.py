@@ -6,13 +6,13 @@ from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.types import Block, RowKind, Stride
 
 ALTERNATIVES = 8
-"""Number of likeliest tokens reported for each emitted one, if the host ran the step."""
+"""Number of likeliest tokens reported for each emitted one, by steps that report them."""
 Forward = dict[str, Any]
 """What one forward pass ran, in the format of replies."""
 
 
 def traced(stride: Stride, choice: int, vocabulary: Vocabulary) -> Forward:
-    """One forward pass. Rows are numbered in order; a parent of -1 is the text before them. A step that the backend ran
+    """One forward pass. Rows are numbered in order; a parent of -1 is the text before them. A step that a GPU ran
     by itself reports neither the probabilities of its drafts nor alternatives to the emitted tokens."""
     assert stride.trace is not None
     block, kept = stride.trace.block, set(stride.trace.kept)

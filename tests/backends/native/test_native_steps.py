@@ -139,6 +139,21 @@ def test_own_draws_are_the_hosts(setting: str, builtin: LanguageModel) -> None:
     assert [each.confidence for each in own] == [pytest.approx(each.confidence, rel=1e-5) for each in host]
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_trace_reports_what_else_was_likely(setting: str, builtin: LanguageModel) -> None:
+    params, prompt = SETTINGS[setting], "Count from one to thirty."
+    host = strides_of(builtin, Autoregressive(), prompt, params=params, alternatives=5)
+    own = strides_of(builtin, drafting(builtin, branches=2), prompt, params=params, optional_alternatives=5)
+    assert all(each.is_own for each in own[1:])
+    found, expected = ([place for each in strides for place in each.alternatives] for strides in (own, host))
+    assert [[token for token, _ in place] for place in found] == [[token for token, _ in place] for place in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert [chance for _, chance in one] == pytest.approx([chance for _, chance in other], rel=1e-4)
+    trees = [each.trace.block.tree for each in own[1:] if each.trace]
+    assert any(trees) and all(len(tree.scores) == len(tree) for tree in trees)
+    assert all(0 < score <= 1 for tree in trees for score in tree.scores)
+
+
 def test_a_text_without_a_token_left_is_refused(tiny_model: LanguageModel) -> None:
     vocabulary = tiny_model.target.vocabulary
     bans_all = SamplingParams(logit_bias=dict.fromkeys(range(vocabulary), -math.inf))

@@ -156,7 +156,10 @@ class TextStart(ctypes.Structure):
     _fields_ = (
         *(
             (name, c_int64)
-            for name in ("cached", "room", "length", "prompt_length", "block_count", "prediction_length")
+            for name in (
+                *("cached", "room", "length", "prompt_length", "block_count", "prediction_length"),
+                "alternatives",
+            )
         ),
         *((name, c_void_p) for name in ("tokens", "blocks", "prediction")),
         *BIASES,

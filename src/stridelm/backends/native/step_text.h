@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "draft_tree.h"
@@ -30,6 +31,7 @@ struct PlanRules {
 // A text that continues.
 struct TextStart {
   int64_t cached, room, length, prompt_length, block_count, prediction_length;  // length: with the pending token
+  int64_t alternatives;  // how many likeliest tokens are reported for each
   const int32_t* tokens;
   const int32_t* blocks;
   const int32_t* prediction;
@@ -44,7 +46,7 @@ struct StepText {
   bool is_here = false;
   std::vector<int32_t> tokens;  // the last one is pending
   std::vector<int32_t> blocks;
-  int64_t cached = 0, room = 0;
+  int64_t cached = 0, room = 0, alternatives = 0;
   DrawRules draws{};
   Biases biases;
   PlanRules rules{};
@@ -62,6 +64,7 @@ struct StepText {
   int64_t first_row = 0, first_mask = 0;  // in the current step
   std::vector<int32_t> emitted, path;     // path: the accepted nodes
   std::vector<double> confidence;
+  std::vector<std::pair<double, int32_t>> likeliest;  // of each emitted token's row, best first: probability and token
 
   // Tokens after which a text gets masks again, to see whether it has become easier; and at its beginning.
   static constexpr int64_t kLookAgain = 64;
@@ -69,7 +72,7 @@ struct StepText {
   StepText() = default;
   explicit StepText(const TextStart& start)
       : is_here(true), tokens(start.tokens, start.tokens + start.length), blocks(start.blocks, start.blocks + start.block_count),
-        cached(start.cached), room(start.room), draws(start.draws), biases(start.biased, start.biases, start.biased_count), rules(start.plan),
+        cached(start.cached), room(start.room), alternatives(start.alternatives), draws(start.draws), biases(start.biased, start.biases, start.biased_count), rules(start.plan),
         ease(prior().ease) {
     if (start.prediction_length) follower.begin(start.prediction, start.prediction_length, tokens, start.prompt_length);
   }

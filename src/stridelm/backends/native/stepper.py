@@ -1,9 +1,11 @@
 """Steps that the kernels run by themselves (steps.h): forward, draws, walk, compaction, drafts and their plan in one
 call, without the interpreter's lock."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from ctypes import c_double
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,8 @@ from stridelm.types import MASKS, PREDICTION
 _ROWS = 64
 """Rows that a text must have room for. Wider plans are cut to the room that there is."""
 _HEADER = 5
+_ALTERNATIVES = 8
+"""Maximum number of likeliest tokens that are reported for each."""
 _SOURCES = (MASKS, "ngram", PREDICTION)
 """As numbered in draft_tree.h."""
 
@@ -63,9 +67,14 @@ class NativeStepper:
             weights.model, memory.cache, self._masks, address(ends_E), len(ends_E), places, longest
         )
         draws = self.drafts + 1
-        self._integers = np.zeros((places, _HEADER + 2 * draws + 3 * self.drafts + draws), np.int32)
-        self._probabilities = np.zeros((places, draws))
-        self._sheets = Sheets(*(self._integers.shape[1], draws), address(self._integers), address(self._probabilities))
+        integers = _HEADER + 2 * draws + 3 * self.drafts + draws + draws * _ALTERNATIVES
+        self._integers = np.zeros((places, integers), np.int32)
+        self._probabilities = np.zeros((places, draws + self.drafts + draws * _ALTERNATIVES))
+        self._sheets = Sheets(
+            *(self._integers.shape[1], self._probabilities.shape[1]),
+            *(address(self._integers), address(self._probabilities)),
+        )
+        self._alternatives = [0] * places
         self._vocabulary = weights.vocabulary
         self._is_launched = False
 
@@ -83,8 +92,10 @@ class NativeStepper:
         for ids in (tokens, prediction):
             assert not len(ids) or 0 <= ids.min() <= ids.max() < self._vocabulary, "no such token"
         biased_N, biases_N = bias_arrays(params)
+        self._alternatives[place] = min(text.alternatives, _ALTERNATIVES, self._vocabulary)
         start = TextStart(
             *(text.cached, text.room, len(tokens), text.prompt_length, len(blocks), len(prediction)),
+            self._alternatives[place],
             *(address(tokens), address(blocks), address(prediction)),
             *(len(biased_N), address(biased_N), address(biases_N)),
             DrawRules(params.temperature, params.top_p, params.min_p, params.top_k, noise_key(text.seed, text.choice)),
@@ -112,16 +123,30 @@ class NativeStepper:
 
     def _emitted(self, place: int) -> Emitted:
         count, accepted, nodes, anchors, masks = self._integers[place, :_HEADER].tolist()
-        sizes = (count, accepted, nodes, nodes, nodes, anchors)
-        values = iter(self._integers[place, _HEADER : _HEADER + sum(sizes)].tolist())
-        tokens, path, drafts, parents, sources, anchored = (tuple(next(values) for _ in range(size)) for size in sizes)
-        confidence = tuple(self._probabilities[place, :count].tolist())
-        return Emitted(tokens, confidence, drafts, path, _rows(parents, sources, anchored, masks))
+        likeliest = count * self._alternatives[place]
+        tokens, path, drafts, parents, sources, anchored, best = _cut(
+            self._integers[place, _HEADER:], (count, accepted, nodes, nodes, nodes, anchors, likeliest)
+        )
+        confidence, scores, its = _cut(self._probabilities[place], (count, nodes, likeliest))
+        rows = _rows(parents, sources, anchored, masks)
+        emitted = Emitted(tokens, confidence, drafts, path, rows, scores)
+        if likeliest:
+            pairs = [zip(best, its, strict=True)] * self._alternatives[place]  # one iterator: it goes on
+            emitted.alternatives = tuple(zip(*pairs, strict=True))
+        return emitted
 
     def forget(self) -> None:
         self._is_launched = False
         for place in range(self.places):
             self.end(place)
+
+
+def _cut(values: np.ndarray, sizes: Items[int]) -> Iterator[tuple[Any, ...]]:
+    """The first of these values, in parts."""
+    listed, at = values[: sum(sizes)].tolist(), 0
+    for size in sizes:
+        yield tuple(listed[at : at + size])
+        at += size
 
 
 def _rules(plan: OwnPlan) -> PlanRules:

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -30,9 +31,9 @@ namespace stride {
 struct Sheets {
   int64_t integers, probabilities;  // of each place
   // Numbers of tokens, accepted nodes, nodes and anchors, and of masks per anchor; then the tokens, the accepted nodes,
-  // the tree's tokens, parents and sources, the anchors.
+  // the tree's tokens, parents and sources, the anchors, the likeliest tokens at each token's place.
   int32_t* integer;
-  double* probability;  // of each token
+  double* probability;  // of each token, each node and each of the likeliest tokens
 };
 
 class Steps {
@@ -78,7 +79,7 @@ class Steps {
  private:
   // Draw along the tree, as verify.walk does.
   void walk(StepText& text) {
-    text.emitted.clear(), text.path.clear(), text.confidence.clear();
+    text.emitted.clear(), text.path.clear(), text.confidence.clear(), text.likeliest.clear();
     for (int32_t node = kRoot;;) {
       const int64_t row = text.first_row + 1 + node;
       const int64_t drawn = draw(text, row);
@@ -87,6 +88,7 @@ class Steps {
       text.tokens.push_back(token);
       text.emitted.push_back(token);
       text.confidence.push_back(std::exp(logit - rows_.log_sum(row)));
+      if (text.alternatives) find_likeliest(text, row);
       if (std::find(ends_.begin(), ends_.end(), token) != ends_.end()) text.room = 1;
       if (--text.room == 0) return;
       node = text.tree.child(node, token);
@@ -103,6 +105,18 @@ class Steps {
     });
   }
 
+  void find_likeliest(StepText& text, int64_t row) {
+    const int64_t count = text.alternatives;
+    found_.resize(count), logits_.resize(count);
+    find_candidates(rows_.scored(row), count, found_.data(), logits_.data());
+    const auto first = static_cast<std::ptrdiff_t>(text.likeliest.size());
+    for (int64_t i = 0; i < count; i++)
+      text.likeliest.emplace_back(std::exp(logits_[i] - rows_.log_sum(row)), static_cast<int32_t>(found_[i]));
+    std::sort(text.likeliest.begin() + first, text.likeliest.end(), [](const auto& a, const auto& b) {
+      return a.first > b.first || (a.first == b.first && a.second < b.second);
+    });
+  }
+
   void report(const StepText& text, const Sheets& to) const {
     const int64_t place = &text - texts_.data();
     int32_t* at = to.integer + place * to.integers;
@@ -112,7 +126,10 @@ class Steps {
     for (const auto* values : {&text.emitted, &text.path, &text.tree.tokens, &text.tree.parents, &text.tree.sources,
                                &text.plan.anchors})
       at = std::copy(values->begin(), values->end(), at);
-    std::copy(text.confidence.begin(), text.confidence.end(), to.probability + place * to.probabilities);
+    double* chance = to.probability + place * to.probabilities;
+    for (const auto* values : {&text.confidence, &text.tree.scores})
+      chance = std::copy(values->begin(), values->end(), chance);
+    for (const auto& [probability, token] : text.likeliest) *chance++ = probability, *at++ = token;
   }
 
   // Keys and values of the accepted rows move together behind those that were there.
@@ -157,6 +174,8 @@ class Steps {
   NextStep next_;
   Drawer drawer_;
   std::vector<int64_t> to_, from_;  // slots of the cache
+  std::vector<int64_t> found_;
+  std::vector<float> logits_;
 };
 
 }  // namespace stride

@@ -1,7 +1,7 @@
 // The card of a stride: the model's probabilities, who proposed each token, its alternatives, and rejected drafts.
 
 import { byId, element } from "./dom.js";
-import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
+import { NO_ALTERNATIVES, label, namesNone, percent, plural, sourceInWords } from "./words.js";
 
 const ALTERNATIVES = 4;
 const REJECTED = 8;
@@ -74,7 +74,7 @@ function content(number, forward) {
       ` from ${rows.length} rows; ${drafted ? `${accepted.length} of ${drafted} drafts accepted` : "no drafts"}`,
     ),
     element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, emitted.map(tokenRow))),
-    forward.is_own ? element("p", { class: "faint" }, NO_ALTERNATIVES) : null,
+    namesNone(emitted) ? element("p", { class: "faint" }, NO_ALTERNATIVES) : null,
     rejected.length ? rejectedLine(rejected.map((row) => rows[row])) : null,
   ].filter(Boolean);
 }

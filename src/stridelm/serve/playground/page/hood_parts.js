@@ -4,7 +4,7 @@ import { columnChart } from "./charts.js";
 import { drawing, element, visible } from "./dom.js";
 import { acceptanceByDepth, runFigures, strideLengths } from "./hood_figures.js";
 import { readRows } from "./hood_rows.js";
-import { NO_ALTERNATIVES, label, percent, plural, sourceInWords } from "./words.js";
+import { NO_ALTERNATIVES, label, namesNone, percent, plural, sourceInWords } from "./words.js";
 
 // Less than this is shown as "0.0 %", which is not worth a bar.
 const LEAST_SHARE = 0.0005;
@@ -31,7 +31,7 @@ export function emittedTokens(forward) {
       ),
     ),
   );
-  return forward.is_own ? element("div", {}, faint(NO_ALTERNATIVES), tokens) : tokens;
+  return namesNone(forward.emitted) ? element("div", {}, faint(NO_ALTERNATIVES), tokens) : tokens;
 }
 
 /** The alternatives, and always the chosen token. */

@@ -3,7 +3,7 @@
 //   run       {name, decoder, path, forwards}; path: what ran, "gpu, own steps"; name: "Race, several: auto", "Chat, last answer"
 //   forwards  [{text, forward}], in their order
 //   forward   as the server traces it: {is_own, rows, accepted, rejected, emitted}
-//     is_own    whether the backend ran it by itself: then drafts have no probability (null), and tokens no alternatives
+//     is_own    whether the backend ran it by itself: on a GPU, drafts have no probability (null) then, tokens no alternatives
 //     rows      [{kind: "pending" | "draft" | "mask", parent, token, text, probability, drafter}]; parent: a row, or -1
 //     accepted, rejected   numbers of draft rows
 //     emitted   [{token, text, source, probability, alternatives: [{token, text, probability}]}]

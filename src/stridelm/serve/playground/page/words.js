@@ -7,8 +7,11 @@ export const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"
 /** Who proposed a token. */
 export const sourceInWords = (source) => ({ model: "the model itself", mask: "a mask" })[source] ?? source;
 
-/** Shown for a forward that the backend ran by itself. */
+/** Shown for a forward that the backend ran by itself, if it does not report them. */
 export const NO_ALTERNATIVES = "Steps that the backend runs by itself do not name alternatives.";
+
+/** Whether a step says nothing of what else these tokens could have been. */
+export const namesNone = (emitted) => emitted.every(({ alternatives }) => !alternatives.length);
 
 /** A token's text as a label of one line, for example in SVG: whitespace becomes signs. */
 export function label(text) {
