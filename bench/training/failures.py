@@ -6,6 +6,7 @@ By depth, category, kind of the right token, whether that token occurred shortly
 it: how often the draft was wrong, and which share of all wrong drafts that is. Also whether the right token was among
 the candidates that the mask itself finds likeliest, and its rank after the sequential head has read. What a choice
 among the candidates could gain at most: the tokens per forward if the right one were always chosen where it is there.
+And what a head over a shortlist would lose: only drafts among the first ids count, the vocabulary's commonest tokens.
 
 Shape letters: B texts, K drafts of a chain, N real rows of all texts, P drafts that were checked.
 """
@@ -33,8 +34,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.measured import script_parser, table, write
 from bench.training.acceptance import load_students
 
-WAYS = ("as drafted", f"the right one of {GREEDY_CANDIDATES}", f"the right one of {DRAFT_CANDIDATES}")
-"""How a draft is chosen among a mask's candidates."""
+SHORTLISTS = (8192, 16384, 32768)
+WAYS = (
+    "as drafted",
+    f"the right one of {GREEDY_CANDIDATES}",
+    f"the right one of {DRAFT_CANDIDATES}",
+    *(f"as drafted, if among the first {size} ids" for size in SHORTLISTS),
+)
+"""How a draft is chosen among a mask's candidates. Byte pairs that were merged first, which have the first ids, are
+the commonest."""
+_LISTED = len(WAYS) - len(SHORTLISTS)
 KINDS = (
     "number", "start of a word", "continuation of a word", "punctuation and other signs", "space or newline", "special",
 )  # fmt: skip
@@ -94,8 +103,11 @@ class Inspector:
                 if way == 0:
                     self.parts.append(self._checked(chains, among_BK, sure_BT, first))
                     hits.append(torch.from_numpy(self.parts[-1].is_right_P).to(self.device).view_as(among_BK))
-                else:
+                elif way < _LISTED:
                     hits.append(among_BK < way)
+                else:
+                    is_listed_BK = chains.right_XD < SHORTLISTS[way - _LISTED]
+                    hits.append((self._ranks(chains) == 1) & is_listed_BK)
             return torch.stack(hits, dim=1)
 
         return judge
@@ -116,10 +128,14 @@ class Inspector:
         is_right = tokens.unflatten(0, chains.right_XD.shape) == chains.right_XD[..., None]
         return 2 - is_right[..., :GREEDY_CANDIDATES].any(dim=-1).long() - is_right.any(dim=-1).long()
 
-    def _checked(self, chains: Chains, among_BK: torch.Tensor, sure_BT: torch.Tensor, first: int) -> Checked:
-        scorer, right_BK = self.reader.scorer, chains.right_XD
+    def _ranks(self, chains: Chains) -> torch.Tensor:
+        """Of the right tokens, after the sequential head has read the ones before them."""
+        scorer = self.reader.scorer
         moved = scorer.along(chains.outputs_XDC, chains.before_XD).flatten(0, 1)
-        ranks_BK = scorer.ranks(moved, right_BK.flatten()).view_as(right_BK)
+        return scorer.ranks(moved, chains.right_XD.flatten()).view_as(chains.right_XD)
+
+    def _checked(self, chains: Chains, among_BK: torch.Tensor, sure_BT: torch.Tensor, first: int) -> Checked:
+        right_BK, ranks_BK = chains.right_XD, self._ranks(chains)
         depths_BK = torch.arange(1, right_BK.shape[1] + 1, device=self.device).expand_as(right_BK)
         rows_BK = torch.arange(first, first + len(right_BK), device=self.device)[:, None].expand_as(right_BK)
         sure_BK = sure_BT.gather(1, chains.positions_XD)

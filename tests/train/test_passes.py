@@ -202,6 +202,36 @@ def test_an_adapter_with_other_layers_is_refused(trainable: Trainable) -> None:
         Student.of(trainable("qwen3").network, Adapter(fewer, adapter.tensors))
 
 
+def test_a_student_goes_on_from_an_adapter_of_smaller_rank(trainable: Trainable) -> None:
+    """What it has more changes nothing yet, and is trained from then on: only its second factors are zero."""
+    checkpoint = trainable("llama")
+    first = Student(checkpoint.network, 2, MASKS, 8)
+    with torch.no_grad():
+        for parameter in (each for each in first.parameters() if each.requires_grad):
+            parameter.normal_(std=0.1)
+    adapter = first.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
+    student = Student(checkpoint.network, 5, MASKS, 8, tail_heads=2, tail_size=4)
+    student.continue_from(adapter)
+    for target in student.targets:
+        layer: Any = student.network.get_submodule(target)
+        down, up = adapter.low_rank(target)
+        torch.testing.assert_close(layer.up @ layer.down, up @ down)
+        assert layer.down[2:].abs().min() > 0
+    assert torch.equal(student.mask_embedding, adapter.mask_embedding)
+    assert student.sequential is not None and first.sequential is not None
+    for name, tensor in first.sequential.state_dict().items():
+        assert torch.equal(student.sequential.state_dict()[name], tensor)
+
+
+def test_an_adapter_of_another_shape_is_refused(trainable: Trainable) -> None:
+    adapter = random_adapter(trainable("llama"))
+    target = adapter.config.targets[0]
+    down, up = adapter.low_rank(target)
+    wider = adapter.tensors | {f"{target}.down": torch.cat([down, down], dim=1), f"{target}.up": up}
+    with pytest.raises(InputError, match=f"{re.escape(target)} takes {2 * down.shape[1]} values"):
+        Student.of(trainable("llama").network, Adapter(adapter.config, wider))
+
+
 def test_the_order_of_an_adapters_layers_does_not_matter(trainable: Trainable) -> None:
     adapter = random_adapter(trainable("qwen3"))
     turned = replace(adapter.config, targets=adapter.config.targets[::-1])

@@ -5,20 +5,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import stridelm
-from command_line import Call
+from command_line import Call, assert_refused
 from killed import NEVER, Moment, train_until
 from stridelm import LoadSettings, SamplingParams
 from stridelm.decode.draft_prior import draft_priors
+from stridelm.models.adapter import load_adapter, save_adapter
 from stridelm.settings import PLAIN
 from stridelm.stepper import mask_priors
 from stridelm.train.settings import TrainSettings
-from training import QUESTIONS, SETTINGS, metrics, options, outcome, small_run, write_questions
+from training import QUESTIONS, SETTINGS, contents, metrics, options, outcome, small_run, write_questions
 
 SCRIPT = Path(sys.executable).with_name("stridelm")
 
@@ -227,3 +228,31 @@ def test_the_script_killed_at_any_time(whole: Path, tmp_path: Path, arguments: l
         process.kill()
         process.wait()
     assert_the_same(tmp_path, whole)
+
+
+# From an earlier adapter
+
+
+def test_goes_on_from_an_adapter(whole: Path, train: Call) -> None:
+    """The first evaluation is the earlier run's last one, on the same held-out answers."""
+    again = train("--start", whole, "--rollouts", whole / "rollouts", "--steps", "4", "--rank", "3")
+    assert again.status == 0, again.err
+    first = metrics(Path("run"))[0]
+    assert first["step"] == 0
+    assert first["acceptance"] == metrics(whole)[-1]["acceptance"]
+    assert json.loads(Path("run/adapter.json").read_text())["rank"] == 3
+    assert f"(`--start {whole}`)" in Path("run/README.md").read_text()
+
+
+def test_an_adapter_of_another_form_is_refused(whole: Path, train: Call, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    done = train("--start", whole, "--k", "4", "--rank", "1", "--tail-heads", "2")
+    assert_refused(done, "another form than the one to be trained: add --k 3 --rank 2 --tail-heads 4")
+    assert_refused(train("--start", "own"), "no adapter comes with")
+    assert contents(tmp_path) == before
+
+
+def test_an_adapter_without_a_gate_is_refused(whole: Path, train: Call, tmp_path: Path) -> None:
+    adapter = load_adapter(whole)
+    save_adapter(tmp_path / "ungated", replace(adapter, is_gated=False))
+    assert_refused(train("--start", "ungated"), "ungated: real rows pass through this adapter, too")

@@ -16,7 +16,8 @@ from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.backends.torch.draft_layers import DRAFT, DraftConfig, cut_config, save_draft
 from stridelm.backends.torch.heads import HEADS, HeadsConfig, save_heads
 from stridelm.models.adapter import CONFIG as ADAPTER_FILE
-from stridelm.models.adapter import Adapter, check_takes_masks, save_adapter
+from stridelm.models.adapter import Adapter, check_takes_masks, load_adapter, save_adapter
+from stridelm.models.preview import adapter_folder, warn_of_other_weights
 from stridelm.params import InputError
 from stridelm.train.acceptance import Measure
 from stridelm.train.cards import adapter_card, draft_card, full_card, heads_card
@@ -24,7 +25,7 @@ from stridelm.train.measured_prior import measured_prior
 from stridelm.train.objective import ChainObjective, RowObjective
 from stridelm.train.parallel import Team, gather_state
 from stridelm.train.rollouts import Text
-from stridelm.train.settings import MEASURED_DRAFTS, TrainSettings
+from stridelm.train.settings import MEASURED_DRAFTS, OWN, TrainSettings
 from stridelm.train.students.full_student import FullStudent, save_full
 from stridelm.train.students.readers import HeadsReader, MaskReader, ModelReader
 from stridelm.train.students.small_students import DraftStudent, HeadsStudent
@@ -57,6 +58,8 @@ def _adapter(checkpoint: Checkpoint, settings: TrainSettings) -> Conversion:
         network, settings.rank, settings.masks, settings.state_size,
         tail_heads=settings.tail, tail_size=settings.tail_size, is_gated=settings.gate == "mask",
     )  # fmt: skip
+    if settings.start is not None:
+        student.continue_from(_first_adapter(checkpoint, settings, settings.start))
 
     def adapter() -> Adapter:
         return student.adapter(checkpoint.name, checkpoint.fingerprint, checkpoint.tokenizer)
@@ -133,6 +136,35 @@ def _layer_values(network: Any, settings: TrainSettings) -> int:
     return _all_values(network, settings) * settings.layers // int(network.config.get_text_config().num_hidden_layers)
 
 
+def _first_adapter(checkpoint: Checkpoint, settings: TrainSettings, start: str) -> Adapter:
+    """The adapter that `--start` names, if it has the form that is to be trained."""
+    folder = adapter_folder(checkpoint.name, None if start == OWN else start)
+    if folder is None:
+        raise InputError(f"--start {OWN}: no adapter comes with {checkpoint.name}; name a folder")
+    adapter = load_adapter(folder)
+    config = adapter.config
+    if not adapter.is_gated:
+        raise InputError(f"{folder}: real rows pass through this adapter, too; --start takes gated ones")
+    form = [
+        ("k", config.k, config.k == settings.k),
+        ("rank", config.rank, config.rank <= settings.rank),
+        ("sequential-size", config.sequential_size, config.sequential_size == settings.state_size),
+        ("tail-heads", config.tail_heads, config.tail_heads in (0, settings.tail)),
+        ("tail-size", config.tail_size, config.tail_size in (0, settings.tail_size)),
+    ]
+    wanted = [f"--{name} {value}" for name, value, fits in form if not fits]
+    if wanted:
+        raise InputError(f"{folder}: this adapter has another form than the one to be trained: add {' '.join(wanted)}")
+    warn_of_other_weights(folder, (config.base, config.fingerprint), (checkpoint.name, checkpoint.fingerprint))
+    return adapter
+
+
+def _check_adapter(checkpoint: Checkpoint, settings: TrainSettings, team: Team) -> None:
+    _check_masks(checkpoint, settings, team)
+    if settings.start is not None:
+        _first_adapter(checkpoint, settings, settings.start)
+
+
 def _check_masks(checkpoint: Checkpoint, _settings: TrainSettings, _team: Team) -> None:
     check_takes_masks(checkpoint.network.config)
 
@@ -172,7 +204,8 @@ class Mode:
 
 WAYS: dict[str, Mode] = {
     "adapter": Mode(
-        _adapter, _check_masks, ADAPTER_FILE, _low_rank_values, lambda model, out: ["--model", model, "--adapter", out]
+        _adapter, _check_adapter, ADAPTER_FILE, _low_rank_values,
+        lambda model, out: ["--model", model, "--adapter", out],
     ),
     "full": Mode(_full, _check_full, "config.json", _all_values, lambda model, out: ["--model", out]),
     "heads": Mode(

@@ -77,10 +77,12 @@ def _learnt_from(record: dict[str, Any]) -> str:
     data = record["data"]
     if "objective" in data:
         return f"- Trained on the {data['answers']} answers ({data['answer_tokens']} tokens) of {record['prompts']}."
+    start = record["settings"]["start"]
+    before = "" if start is None else f"\n- It started from the weights of an earlier adapter (`--start {start}`)."
     prompts = f"{data['prompts_given']} from {record['prompts']}" if record["prompts"] else "none given"
     return f"""- Trained by self-distillation on the base model's own answers: {data["answers"]} answers
   ({data["answer_tokens"]} tokens) to {data["prompts"]} prompts ({prompts}, {data["settings"]["self_prompts"]} made up
-  by the model itself). No other data."""
+  by the model itself). No other data.{before}"""
 
 
 def draw_report(folder: Path) -> bool:

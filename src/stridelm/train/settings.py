@@ -65,6 +65,8 @@ OBJECTIVES = {
     ),
 }
 """By `--objective`. To add one, add an entry here and its targets in train/objective.py."""
+OWN = "own"
+"""`--start`: the adapter that comes with the model."""
 GATES = {"mask": "mask rows alone pass through the adapter", "none": "all rows do, so the model changes"}
 MEASURED_DRAFTS = 8
 """Number of drafts per forward pass when a draft model is evaluated."""
@@ -113,6 +115,9 @@ class TrainSettings:
     """What the loss compares with."""
     gate: str = field(default="mask", metadata={"help": _choices("Which rows pass through the adapter.", GATES)})
     """Which rows pass through the adapter."""
+    start: str | None = None
+    """Folder of a gated adapter to start from, or `own` for the one that comes with the model: training goes on with
+    its weights. Its rank may be smaller, and it may lack tail heads; otherwise its form must be that of this run."""
     layers: int = 2
     """Number of layers of the draft model."""
     heads: int = 4
@@ -275,6 +280,7 @@ def _is_gated(settings: TrainSettings) -> bool:
 
 _APPLIES: dict[str, Callable[[TrainSettings], bool]] = {
     "gate": lambda settings: settings.mode == "adapter",
+    "start": _is_gated,
     "layers": lambda settings: settings.mode == "draft",
     "heads": lambda settings: settings.mode == "heads",
     "head_size": lambda settings: settings.mode == "heads",

@@ -106,6 +106,30 @@ class Student(nn.Module):
         hidden_XKC = read_chains(self.network, chains, self.mask_rows())
         return hidden_XKC if self.tail is None else torch.cat([hidden_XKC, self.tail(hidden_XKC[:, -1])], dim=1)
 
+    def continue_from(self, adapter: Adapter) -> None:
+        """Take an adapter's weights. A larger rank than its own changes nothing at first, because the additional second
+        factors are zero; tail heads that the adapter lacks stay as they are."""
+        config = adapter.config
+        wrong = sorted(set(self.targets) ^ set(config.targets))
+        if wrong:
+            raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
+        with torch.no_grad():
+            for target in config.targets:
+                layer: Any = self.network.get_submodule(target)
+                down, up = adapter.low_rank(target)
+                if (down.shape[1], up.shape[0]) != (layer.down.shape[1], layer.up.shape[0]):
+                    raise InputError(
+                        f"the adapter's {target} takes {down.shape[1]} values to {up.shape[0]}, the model's "
+                        f"{layer.down.shape[1]} to {layer.up.shape[0]}: use the adapter of this model"
+                    )
+                layer.down[: config.rank].copy_(down)
+                layer.up[:, : config.rank].copy_(up)
+            # On disk every depth has a row, even if one embedding was trained for all depths.
+            self.mask_embedding = nn.Parameter(adapter.mask_embedding.to(self.mask_embedding, copy=True))
+        for own, stored in ((self.sequential, adapter.sequential_head()), (self.tail, adapter.tail_heads())):
+            if own is not None and stored is not None:
+                own.load_state_dict(stored.state_dict())
+
     def adapter(self, base: str, fingerprint: str, tokenizer: PreTrainedTokenizerBase) -> Adapter:
         """The trained parts, in the form in which they are saved."""
         vocabulary = int(self.network.config.get_text_config().vocab_size)
@@ -145,25 +169,7 @@ class Student(nn.Module):
             network, config.rank, config.masks, config.sequential_size,
             tail_heads=config.tail_heads, tail_size=config.tail_size, is_gated=adapter.is_gated,
         )  # fmt: skip
-        wrong = sorted(set(student.targets) ^ set(config.targets))
-        if wrong:
-            raise InputError(f"the adapter and the model differ in the layer {wrong[0]}: it is for another model")
-        with torch.no_grad():
-            # On disk every depth has a row, even if one embedding was trained for all depths.
-            student.mask_embedding = nn.Parameter(adapter.mask_embedding.to(student.mask_embedding, copy=True))
-            for target in config.targets:
-                layer: Any = student.network.get_submodule(target)
-                down, up = adapter.low_rank(target)
-                layer.down.copy_(down)
-                layer.up.copy_(up)
-        if student.sequential is not None:
-            head = adapter.sequential_head()
-            assert head is not None
-            student.sequential.load_state_dict(head.state_dict())
-        if student.tail is not None:
-            heads = adapter.tail_heads()
-            assert heads is not None
-            student.tail.load_state_dict(heads.state_dict())
+        student.continue_from(adapter)
         return student.requires_grad_(False)
 
 
