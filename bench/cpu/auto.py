@@ -1,4 +1,4 @@
-"""`auto` over plain decoding on the native backend: the suites of `stridelm bench` and the prompts of bench/cpu/run.py.
+"""`auto` over plain decoding on the native backend: suites of `stridelm bench`, twelve kinds, prompts of run.py.
 
     python bench/cpu/auto.py [--suite NAME ...] [--rounds 5] [--tokens 64 128] [--threads 2] [--json FILE]
 
@@ -24,7 +24,7 @@ from stridelm.prompts import read_prompts
 from stridelm.settings import ACTIVATIONS, AUTO, PLAIN
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from bench.measured import PROMPTS, interval, machine, script_parser, table, write
+from bench.measured import KINDS, PROMPTS, interval, machine, script_parser, table, write
 
 SHORTEST = 8
 Messages = list[dict[str, Any]]
@@ -45,9 +45,10 @@ def asked() -> dict[str, list[Messages]]:
     found = {
         name: [list(each.messages) for each in questions(name)] for name, suite in SUITES.items() if suite.is_fixed
     }
-    for line in read_prompts(PROMPTS / "cpu.jsonl"):
-        assert isinstance(line.prompt, str)
-        found.setdefault(f"cpu: {line.category}", []).append([{"role": "user", "content": line.prompt}])
+    for name, file in (("twelve kinds", KINDS), ("cpu.jsonl", PROMPTS / "cpu.jsonl")):
+        for line in read_prompts(file):
+            suite = name if file == KINDS else f"{name}, {line.category}"
+            found.setdefault(suite, []).append([{"role": "user", "content": str(line.prompt)}])
     return found
 
 
@@ -128,7 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
     for activations in options.activations:
         settings = LoadSettings(backend="native", threads=options.threads, activations=activations)
         model = load("smollm2", settings=settings)
-        for tokens in options.tokens:
+        # The length of answers is varied with the default activations.
+        for tokens in options.tokens if activations == ACTIVATIONS[0] else options.tokens[-1:]:
             form = f"{activations}, {tokens} tokens"
             found[form] = measure(model, chosen, tokens, options.rounds)
             print(speed_ups({form: found[form]}), flush=True)
