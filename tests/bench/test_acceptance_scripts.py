@@ -98,10 +98,10 @@ def test_failures_are_those_of_the_walk(
         assert sum(each["drafts"] for each in values.values()) == report["drafts"] == sum(whole.reached)
         assert sum(each["failures"] for each in values.values()) == sum(failed)
     assert report["failures"]["rank after the head"]["1"]["failures"] == 0
-    ways = report["tokens_per_forward"]
+    by_way = report["tokens_per_forward"]
     for size in failures.SHORTLISTS:
-        listed = ways[f"as drafted, if among the first {size} ids"]
-        assert listed == ways["as drafted"], "the tiny model's whole vocabulary is among them"
+        listed = by_way[f"as drafted, if among the first {size} ids"]
+        assert listed == by_way["as drafted"], "the tiny model's whole vocabulary is among them"
     ways: list[dict[str, Any]] = list(report["tokens_per_forward"].values())
     assert ways[0]["forwards"] == whole.forwards >= ways[1]["forwards"] >= ways[2]["forwards"]
     columns = np.load(tmp_path / "columns.npz")
