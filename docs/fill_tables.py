@@ -44,7 +44,7 @@ from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
 from bench.replay.run import replay  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
-from bench.training.form_tables import forms, long_runs, sweep  # noqa: E402
+from bench.training.form_tables import draft_choices, draft_failures, forms, long_runs, sweep  # noqa: E402
 
 FILES = (
     ROOT / "docs" / "training.md",
@@ -232,6 +232,7 @@ TABLES = {
     "objectives": objectives, "objectives cut short": objectives_cut_short, "unverified": unverified,
     "failures": failures, "drafters": drafters,
     "sweep 500": lambda: sweep("sweep-500-h200.json"), "forms": forms, "forms long": long_runs,
+    "draft failures": draft_failures, "draft choices": draft_choices,
     "settings": settings, "sweep": lambda: sweep("sweep-h200.json"),
     "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
