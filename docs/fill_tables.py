@@ -42,6 +42,7 @@ from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
 from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
+from bench.replay.device import device  # noqa: E402
 from bench.replay.run import replay  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
 from bench.training.form_tables import draft_choices, draft_failures, forms, long_runs, sweep  # noqa: E402
@@ -246,7 +247,7 @@ TABLES = {
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
-    "auto": auto, "replay": replay,
+    "auto": auto, "replay": replay, "replay gpu": device,
 }  # fmt: skip
 
 

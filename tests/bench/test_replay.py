@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from bench.replay import run as replay
+from bench.replay.device import Fixed as FixedLength
+from bench.replay.device import step_times, written
 from bench.replay.expected import LOOK_MASKS, Expected
 from bench.replay.oracle import least_milliseconds
 from bench.replay.play import PLAIN, Choice, Fixed, Happened, View, fixed_choices, play
@@ -22,6 +24,7 @@ from bench.replay.worth import solve
 from native import skip_without_kernels
 from stridelm import LoadSettings, SamplingParams
 from stridelm import load as load_model
+from stridelm.decode.chain_length import ChainLength
 from stridelm.decode.draft_prior import FILE, draft_priors
 from stridelm.decode.fit_prior import Ease, log_odds
 from stridelm.types import ROOT
@@ -327,3 +330,25 @@ def test_the_package_knows_of_greedy_drafts_what_the_recordings_say() -> None:
     assert learned.keys() == shipped.keys()
     assert all(np.allclose(learned[name], shipped[name], atol=2e-3) for name in learned)
     assert draft_priors()[0].ease == shipped["ease"] and draft_priors()[1].ease < shipped["ease"]
+
+
+def test_steps_of_a_fixed_shape_by_hand() -> None:
+    # Masks hang off every row: but for the last tokens of a text, three stand and the model's own comes behind them.
+    steps = -(-(WRITTEN - 1) // 4)
+    found = written(traces_of(1.0), FixedLength({0: 1.0, 3: 2.0}, 3), users=2)
+    assert found == pytest.approx(2 * 2 * (WRITTEN - 1) / (2 * steps * 2.0))
+
+
+@pytest.mark.parametrize("right", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("users", [1, 4])
+def test_the_number_of_drafts_is_near_the_best(right: float, users: int) -> None:
+    # Texts of sixty tokens, of which nothing is known beforehand but how texts mostly are.
+    times, traces = {0: 1.0, 2: 1.3, 4: 1.5, 7: 2.0}, traces_of(right, count=12)
+    best = max(written(traces, FixedLength(times, drafts), users) for drafts in times)
+    assert written(traces, ChainLength(times), users) > 0.85 * best
+
+
+def test_steps_of_more_rows_than_were_measured_are_left_out() -> None:
+    figures = {"forward": {"1": {"median": 1.0}}, "forward_with_masks": {"8": {"median": 2.0}, "40": {"median": 4.0}}}
+    assert step_times(figures, users=1) == pytest.approx({0: 1.01, 2: 2.0725, 4: 3.0725})
+    assert set(step_times(figures, users=4)) == {0, 2}

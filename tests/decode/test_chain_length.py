@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stridelm.decode.chain_length import ChainLength
+from stridelm.decode.chain_length import ChainLength, TextOdds
+from stridelm.decode.draft_prior import draft_priors
 
-FREE = {0: 1.0, 2: 1.02, 4: 1.05, 8: 1.1, 12: 1.2}
+FREE = {0: 1.0, 2: 1.09, 4: 1.12, 8: 1.25, 12: 1.35}
 """As on a GPU with one text."""
 DEAR = {0: 1.0, 2: 1.6, 4: 2.4, 8: 5.0, 12: 9.0}
 """As with many."""
@@ -25,18 +26,27 @@ class Writer:
     tokens: int = 0
     seconds: float = 0.0
     chosen: list[int] = field(default_factory=list)
+    odds: list[TextOdds] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """New texts."""
+        self.odds = [TextOdds(draft_priors()[0]) for _ in range(self.texts)]
+        self.length.begin_texts()
 
     def write(self, steps: int, rates: list[float]) -> None:
         for _ in range(steps):
-            drafts = self.length.choose()
+            drafts = self.length.choose(self.odds)
             self.chosen.append(drafts)
             self.seconds += self.length.seconds[drafts]
-            for _ in range(self.texts):
+            for odds in self.odds:
                 emitted = 1
                 while emitted <= drafts and self.dice.random() < rates[emitted - 1]:
                     emitted += 1
                 self.tokens += emitted
-                self.length.observe(drafts, emitted)
+                odds.observe(drafts, emitted)
 
     @property
     def gain(self) -> float:
@@ -88,19 +98,20 @@ def test_it_is_never_clearly_slower_than_plain(
     assert gain > 0.93
 
 
-def test_a_text_without_acceptance_is_written_plainly() -> None:
-    writer = Writer(ChainLength(FREE))
+@pytest.mark.parametrize("seconds", [FREE, DEAR])
+def test_a_text_without_acceptance_is_written_plainly(seconds: dict[int, float]) -> None:
+    writer = Writer(ChainLength(seconds))
     writer.write(40, [0.0] * 12)
     assert writer.length.drafts == 0
     writer.write(2000, [0.0] * 12)
-    assert writer.gain > 0.97
+    assert writer.gain > 0.95
 
 
 def test_it_takes_notice_when_a_text_becomes_hard() -> None:
     writer = Writer(ChainLength(FREE))
     writer.write(1000, [0.9] * 12)
-    assert writer.length.drafts == 12
-    writer.write(40, [0.0] * 12)
+    assert writer.length.drafts >= 8
+    writer.write(150, [0.0] * 12)
     assert writer.length.drafts == 0
 
 
@@ -117,12 +128,12 @@ def test_a_new_text_has_the_benefit_of_the_doubt() -> None:
     writer = Writer(ChainLength(FREE))
     writer.write(40, [0.0] * 12)
     assert writer.length.drafts == 0
-    writer.length.begin_text()
+    writer.begin()
     writer.chosen.clear()
     writer.write(40, [0.9] * 12)
     assert min(writer.chosen) > 0
-    writer.length.begin_text()
-    writer.write(30, [0.0] * 12)
+    writer.begin()
+    writer.write(40, [0.0] * 12)
     assert writer.length.drafts == 0
 
 

@@ -1,132 +1,96 @@
 """Chooses the number of drafts for steps that a device runs by itself: the one with the most tokens per second.
 
-Such steps have few shapes, whose times are measured, not modelled. Only the number of tokens per step is estimated:
-one, plus one for every draft that is accepted together with all before it.
+Such steps have few shapes, whose times are measured, not modelled, and one shape serves all texts that are written
+together. How many tokens each of them would get is estimated as in steps that a backend plans (`next_step.h` of the
+native backend): by what is known of the drafts before a text begins, and by how easy the text has been lately.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, islice
+from operator import mul
 
-_LOOK = 16
-"""Steps between two decisions: after a change of shape, texts start without drafts."""
-_TRIAL = 10
-"""Steps until the first decision on a text. About the first two say nothing: they have no drafts, or were launched
-before."""
+from stridelm.decode.fit_prior import EASE_KEPT, EASE_WEIGHT, log_odds, logistic
+from stridelm.stepper import StepPrior
+
+_LOOK = 12
+"""Steps between two decisions. A change costs up to two steps: the texts leave those in flight, and begin anew without
+drafts."""
 _BETTER = 1.05
 """Another length must be better by this factor to be worth the change; a length of 0 need not be."""
-_KEEP = 0.8
-"""Decay of observations per decision: they count half after about fifty steps."""
-_FROM_OTHERS = 4.0
-"""Number of observations that all those of earlier texts together count as."""
-_PRIOR, _PRIOR_WEIGHT = 0.7, 2.0
-"""Prior acceptance rate of a draft, and how many observations it is worth."""
-_MAX_RATE = 0.98
 _PRICE = 0.02
-"""Maximum share of time that trials may lose if drafts are never accepted."""
+"""Maximum share of time that looks at drafts may lose if they are never accepted."""
+
+
+class TextOdds:
+    """How likely the drafts of one text are accepted, by depth: what is known beforehand, at the text's ease, corrected
+    by what was seen at this depth."""
+
+    def __init__(self, prior: StepPrior) -> None:
+        self._prior = prior
+        self._seen: list[float] = []
+        """By depth, how often a draft was looked at (all before it were accepted), fading with every token."""
+        self._stood: list[float] = []
+        """How often it was accepted."""
+
+    def observe(self, drafts: int, emitted: int) -> None:
+        """A step with `drafts` drafts emitted `emitted` tokens, and the text has not ended."""
+        keep, new = EASE_KEPT**emitted, [0.0] * (drafts - len(self._seen))
+        self._seen = [keep * each for each in self._seen] + new
+        self._stood = [keep * each for each in self._stood] + new
+        for depth in range(min(drafts, emitted)):
+            self._seen[depth] += 1
+            self._stood[depth] += depth < emitted - 1
+
+    def tokens(self, drafts: int) -> list[float]:
+        """Expected tokens of a step with 0, 1, ... `drafts` drafts, the first of a chain that is not used yet."""
+        constant, by_ease, _, by_depth = self._prior.unscored
+        ease = _mean(self._prior.ease, sum(self._seen), sum(self._stood))
+        first = constant + by_ease * log_odds(ease)
+        beyond = [0.0] * (drafts - len(self._seen))
+        known = enumerate(zip(self._seen + beyond, self._stood + beyond, strict=True))
+        rates = (_mean(logistic(first + by_depth * depth), seen, stood) for depth, (seen, stood) in known)
+        return list(accumulate(accumulate(islice(rates, drafts), mul), initial=1.0))
+
+
+def _mean(expected: float, seen: float, stood: float) -> float:
+    return (stood + EASE_WEIGHT * expected) / (seen + EASE_WEIGHT)
 
 
 class ChainLength:
     """Chooses one length for a number of texts that are written together.
 
-    Without drafts nothing is learnt about them. So they are tried again now and then, and for a new text: the more a
-    failed trial costs, the less often.
+    Without drafts a text is forgotten bit by bit, until the prior would try again. How often that may happen depends on
+    what it costs.
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
         """`seconds`: number of drafts -> seconds of a step; must contain 0 drafts."""
         assert 0 in seconds
         self.seconds = seconds
-        self._recent = _Tally(max(seconds))
-        """Since the last decision."""
-        self._before = _Tally(max(seconds))
-        self._first = max((count for count in seconds if count), key=self.pace, default=0)
-        """The length that trials begin with: the best one if nothing is known."""
-        self.drafts = self._first
-        self._left = _TRIAL
+        self.drafts = 0
+        self._left = 0
         """Steps until the next decision."""
 
-    def choose(self) -> int:
+    def begin_texts(self) -> None:
+        """All texts are new: what was chosen for others need not suit them."""
+        self._left = 0
+
+    def choose(self, texts: Iterable[TextOdds]) -> int:
         """The number of drafts of the next step. Called before every step."""
-        self._left -= 1
-        if self._left < 0:
-            if self.drafts:
-                self._look()
-            else:
-                self._try()
+        if self._left == 0 and len(self.seconds) > 1:
+            self._decide(texts)
+        self._left = max(0, self._left - 1)
         return self.drafts
 
-    def begin_text(self) -> None:
-        """New texts start. They get drafts again: otherwise one hard text would turn drafts off for good."""
-        if self.drafts:
-            self._pass(_FROM_OTHERS / max(_FROM_OTHERS, self._recent.seen[0] + self._before.seen[0]))
-            self._left = _TRIAL
-        else:
-            self._try()
-
-    def observe(self, drafts: int, emitted: int) -> None:
-        """A text got `emitted` tokens from a step with `drafts` drafts, and has not ended."""
-        for depth in range(min(drafts, emitted)):
-            self._recent.seen[depth] += 1
-            self._recent.stood[depth] += depth < emitted - 1
-
-    def pace(self, drafts: int) -> float:
-        """Tokens per second and text."""
-        tokens = path = 1.0
-        for rate in self._rates()[:drafts]:
-            path *= rate
-            tokens += path
-        return tokens / self.seconds[drafts]
-
-    def _try(self) -> None:
-        """Start with drafts, whatever was observed before."""
-        self._pass(0.0)
-        self.drafts = self._first
-        self._left = _TRIAL
-
-    def _look(self) -> None:
-        is_known = self._recent.seen[0] > 0
-        if is_known and _BETTER * self._recent.tokens / self.seconds[self.drafts] < 1 / self.seconds[0]:
-            self._before.fade(0.0)  # drafts lost time: the text has changed, and older observations mislead
-        best = max(self.seconds, key=self.pace)
-        if best == 0 or self.pace(best) > _BETTER * self.pace(self.drafts):
+    def _decide(self, texts: Iterable[TextOdds]) -> None:
+        most = max(self.seconds)
+        tokens = [sum(each) for each in zip(*(text.tokens(most) for text in texts), strict=True)]
+        pace = {drafts: tokens[drafts] / seconds for drafts, seconds in self.seconds.items()}
+        best = max(pace, key=pace.__getitem__)
+        if best == 0 or pace[best] > _BETTER * pace[self.drafts]:
             self.drafts = best
-        self._pass(_KEEP)
         self._left = _LOOK
         if not self.drafts:
-            lost = _TRIAL * (self.seconds[self._first] / self.seconds[0] - 1)
+            next_try = max((drafts for drafts in pace if drafts), key=pace.__getitem__)
+            lost = _LOOK * (self.seconds[next_try] / self.seconds[0] - 1)
             self._left = max(_LOOK, round(lost / _PRICE))
-
-    def _rates(self) -> list[float]:
-        """By depth, how often a draft was accepted if all before it were. A depth with few observations follows the
-        others: an easy text is easy at every depth."""
-        seen = [sum(each) for each in zip(self._recent.seen, self._before.seen, strict=True)]
-        stood = [sum(each) for each in zip(self._recent.stood, self._before.stood, strict=True)]
-        ease = (sum(stood) + _PRIOR_WEIGHT) / (_PRIOR * sum(seen) + _PRIOR_WEIGHT)
-        expected = _PRIOR_WEIGHT * min(_MAX_RATE, ease * _PRIOR)
-        return [(own + expected) / (of + _PRIOR_WEIGHT) for own, of in zip(stood, seen, strict=True)]
-
-    def _pass(self, kept: float) -> None:
-        """Merge the recent observations into the earlier ones, and decay them."""
-        self._before.add(self._recent)
-        self._before.fade(kept)
-        self._recent.fade(0.0)
-
-
-class _Tally:
-    """By depth, how often a draft was looked at (all before it were accepted), and how often it was accepted."""
-
-    def __init__(self, depths: int) -> None:
-        self.seen = [0.0] * depths
-        self.stood = [0.0] * depths
-
-    @property
-    def tokens(self) -> float:
-        """Mean number of tokens per step and text."""
-        return 1 + sum(self.stood) / self.seen[0]
-
-    def add(self, other: "_Tally") -> None:
-        self.seen = [own + more for own, more in zip(self.seen, other.seen, strict=True)]
-        self.stood = [own + more for own, more in zip(self.stood, other.stood, strict=True)]
-
-    def fade(self, kept: float) -> None:
-        self.seen = [kept * each for each in self.seen]
-        self.stood = [kept * each for each in self.stood]

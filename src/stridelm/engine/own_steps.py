@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.contracts import Forward, Policy
-from stridelm.decode.chain_length import ChainLength
+from stridelm.decode.chain_length import TextOdds
+from stridelm.decode.draft_prior import draft_priors
 from stridelm.engine.device_loop import DeviceLoop
 from stridelm.engine.emitted import block_of, commit_of
 from stridelm.engine.placed_text import Orders, TextLoop, place_texts
@@ -97,6 +98,8 @@ class OwnSteps:
         self._loops: dict[Key, TextLoop] = {}
         self._rests: defaultdict[Key, _Rest] = defaultdict(_Rest)
         self._logged: set[str] = set()
+        self._odds: dict[Sequence, TextOdds] = {}
+        """Of the last step's texts, unless their stepper plans."""
         self._most_places: dict[frozenset[int], int] = {}
         """Of steppers that plan, by the tokens that end a text."""
 
@@ -213,23 +216,25 @@ class OwnSteps:
         self._rests[key].begin()
 
     def _groups(self, max_drafts: Mapping[Sequence, int]) -> tuple[dict[Key, list[Sequence]], Orders]:
-        """Groups the sequences by the stepper that they shall use. Also returns, for each sequence, the object that
-        chose its number of drafts. Sequences with the same number of drafts share a stepper."""
+        """Groups the sequences by the stepper that they shall use: those with the same number of drafts share one. Also
+        returns, for each sequence, what learns from its drafts."""
         by_max_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
         for sequence, drafts in max_drafts.items():
             by_max_drafts[drafts, sequence.eos_ids].append(sequence)
         by_drafts: defaultdict[tuple[int, frozenset[int]], list[Sequence]] = defaultdict(list)
-        orders: dict[Sequence, ChainLength | None] = {}
+        orders: dict[Sequence, TextOdds | None] = {}
         for (drafts, ends), group in by_max_drafts.items():
             if self._plans(ends):
                 by_drafts[drafts, ends].extend(group)
                 orders |= dict.fromkeys(group)
                 continue
             length = self._shapes.length(drafts, _places(len(group)), ends)
-            if all(len(sequence.tokens) <= sequence.prompt_length + 1 for sequence in group):
-                length.begin_text()
-            by_drafts[length.choose(), ends].extend(group)
-            orders |= dict.fromkeys(group, length)
+            if self._odds.keys().isdisjoint(group):
+                length.begin_texts()
+            odds = {sequence: self._odds.get(sequence) or _odds_of(sequence) for sequence in group}
+            by_drafts[length.choose(odds.values()), ends].extend(group)
+            orders |= odds
+        self._odds = {sequence: odds for sequence, odds in orders.items() if odds is not None}
         groups = {
             (drafts, self._planned_places(len(group), ends) if self._plans(ends) else _places(len(group)), ends): group
             for (drafts, ends), group in by_drafts.items()
@@ -266,9 +271,9 @@ class OwnSteps:
                 continue
             try:
                 commit, block = commit_of(sequence, emitted), block_of(sequence, emitted, loop.stepper.drafts)
-                length = collected.order[sequence]
-                if length is not None and emitted.drafts and commit.finish_reason is None:
-                    length.observe(len(emitted.drafts), len(emitted.tokens))
+                odds = collected.order[sequence]
+                if odds is not None and commit.finish_reason is None:
+                    odds.observe(len(emitted.drafts), len(emitted.tokens))
                 # Last, because it changes the cache.
                 self.forward.cache.begin_step(text.table, len(emitted.tokens))
             except Exception as error:
@@ -295,6 +300,12 @@ def _allowed(policy: Policy, kind: StepKind) -> int | None:
     if not kind.plans:
         return policy.own_drafts
     return None if policy.own_plan is None else 0
+
+
+def _odds_of(sequence: Sequence) -> TextOdds:
+    plan = sequence.policy.own_plan
+    greedy, sampled = (plan and plan.priors) or draft_priors()
+    return TextOdds(sampled if sequence.params.temperature else greedy)
 
 
 def _places(count: int) -> int:

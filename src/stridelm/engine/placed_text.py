@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stridelm.cache.kv_cache import Table
-from stridelm.decode.chain_length import ChainLength
+from stridelm.decode.chain_length import TextOdds
 from stridelm.engine.device_loop import DeviceLoop
 from stridelm.stepper import PLAIN_PLAN, Continuation
 from stridelm.types import Sequence
@@ -38,9 +38,8 @@ class PlacedText:
         return self.table is self.sequence.table and self.length == len(self.sequence.tokens)
 
 
-Orders = Mapping[Sequence, ChainLength | None]
-"""For each sequence, the object that chose the step's number of drafts, and learns how many were accepted; None if the
-stepper plans."""
+Orders = Mapping[Sequence, TextOdds | None]
+"""For each sequence, what learns how many of the step's drafts were accepted; None if the stepper plans."""
 TextLoop = DeviceLoop[PlacedText, Orders]
 
 
