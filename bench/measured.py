@@ -19,8 +19,11 @@ from stridelm.prompts import read_prompts
 BENCH = Path(__file__).parent
 PROMPTS, RESULTS = BENCH / "prompts", BENCH / "results"
 MATHS, KINDS = PROMPTS / "gsm8k_heldout.jsonl", PROMPTS / "kinds.jsonl"
-_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""Two-sided 95 % by number of rounds."""
+_STUDENT_T = {
+    **{2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 11: 2.228, 12: 2.201},
+    **{13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131},
+}
+"""Two-sided 95 % by number of rounds; that of the longest for more."""
 
 
 def script_parser(doc: str | None, json: Path | None = None, *, needs_json: bool = False) -> argparse.ArgumentParser:
@@ -90,7 +93,7 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     mean = statistics.mean(values)
     if len(values) < 2:
         return mean, mean, mean
-    half = _STUDENT_T.get(len(values), 2.2) * statistics.stdev(values) / len(values) ** 0.5
+    half = _STUDENT_T.get(len(values), min(_STUDENT_T.values())) * statistics.stdev(values) / len(values) ** 0.5
     return mean - half, mean, mean + half
 
 

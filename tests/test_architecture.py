@@ -20,7 +20,6 @@ NOUNS = (
     "settings",
     "profile",
     "prompts",
-    "layout",
 )
 NOUNS += ("layout", "sampling", "verify")
 """The root's modules: nouns and pure functions, each after those that it needs."""

@@ -62,7 +62,7 @@ class _Text:
 
 
 class MaskStepper:
-    """Keeps `contracts.Stepper`, but that an unverified step leaves all it emits pending: the cache has grown by what
+    """Keeps `stepper.Stepper`, but that an unverified step leaves all it emits pending: the cache has grown by what
     the step before emitted. Nobody else keeps books on `DenseTexts`.
 
     `Emitted.confidence` is the model's own probability of a token where one of its real rows says it. What an
@@ -111,8 +111,8 @@ class MaskStepper:
         self._texts[place] = None
 
     @torch.inference_mode()
-    def launch(self) -> None:
-        assert self._launched is None
+    def launch(self, waiting: Items[int] = ()) -> None:
+        assert not waiting and self._launched is None
         ids: list[list[int]] = []
         counts: list[tuple[int, int, int]] = []
         for text in self._texts:

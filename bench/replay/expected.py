@@ -41,7 +41,7 @@ class Expected:
     ) -> None:
         self.prior, self.worth, self.times = prior, worth, times
         self.looks_up, self.mask_counts = looks_up, mask_counts if drafts_masks else ()
-        self.ease = ease or Ease(prior.first_ease)
+        self.ease = ease or Ease(prior.ease)
         self._rested = LOOK_AGAIN
         """Tokens since drafts from masks were last seen."""
 

@@ -22,6 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.replay.play import View, looked_up
 from bench.replay.trace import LONGEST, Trace
+from stridelm.decode.draft_prior import DraftPrior
 from stridelm.decode.fit_prior import by_place, by_score, first_ease, log_odds, logistic, looks, regression
 
 _ENOUGH = 50
@@ -31,23 +32,8 @@ LONG_MATCH = 8
 
 
 @dataclass(frozen=True)
-class Prior:
-    """Weights of the regressions, on log-odds."""
-
-    first_ease: float
-    """How often a draft is accepted, over all texts."""
-    scored: tuple[float, ...]
-    """A constant, then per unit of the score's log-odds, of the ease's, per place used, per depth."""
-    unscored: tuple[float, ...]
-    """The same without the score."""
-    found: tuple[float, ...]
-    """Of look-up: a constant, per logarithm of the match's length, and for a long match."""
-    agreed: tuple[float, ...]
-    """Of a token that both propose: a constant, per log-odds of the chain's probability, and of look-up's."""
-    chain_against: tuple[float, ...]
-    """The same of the chain's token where look-up proposes another."""
-    found_against: tuple[float, ...]
-    """The same of look-up's."""
+class Prior(DraftPrior):
+    """The package's, and what follows from it: as prior.h of the native backend computes it."""
 
     def of_score(self, score: float, ease: float, used: int, depth: int) -> float:
         constant, by_score, by_ease, by_used, by_depth = self.scored
@@ -118,7 +104,7 @@ def _pairs(trace: Trace, prior: Prior) -> Iterator[tuple[str, tuple[float, ...]]
             for depth, score in enumerate(scores):
                 if not score or min(chain_stood, found_stood) < depth:
                     break
-                chain = log_odds(prior.of_score(score, prior.first_ease, used, depth))
+                chain = log_odds(prior.of_score(score, prior.ease, used, depth))
                 row = 1.0, chain, log_odds(prior.of_match(matched, depth))
                 if depth < agreeing:
                     yield "agreed", (*row, chain_stood > depth)

@@ -9,6 +9,7 @@ ones at temperature 0.7.
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -22,9 +23,10 @@ _DIGITS = 3
 
 def kept(prior: Prior) -> dict[str, float | list[float]]:
     """As the package keeps it."""
-    names = ("scored", "unscored", "found", "agreed", "chain_against", "found_against")
-    weights = {name: [round(each, _DIGITS) for each in getattr(prior, name)] for name in names}
-    return {"ease": round(prior.first_ease, _DIGITS), **weights}
+    return {
+        name: [round(each, _DIGITS) for each in value] if isinstance(value, tuple) else round(value, _DIGITS)
+        for name, value in asdict(prior).items()
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,7 +6,7 @@ times, in virtual time: the same traces and times give the same figures.
 
     plain                 one token at a time
     best fixed            of all fixed choices, the best one over all texts; and the best one for each text in hindsight
-    today                 the policy behind `auto`, and without each of its controllers
+    host                  the host's planner, and without each of its controllers
     expected              bench/replay/expected.py, with what it learned from the other half of the texts
     oracle                knows what will stand: no controller can be faster. With look-up and second choices, too
 
@@ -59,9 +59,9 @@ def ways(traces: Items[Trace], times: StepTimes) -> dict[str, Runs]:
     found["best fixed of each text"] = [
         max(runs, key=lambda run: run.pace) for runs in zip(*fixed.values(), strict=True)
     ]
-    found["today"] = play_all(traces, times)
+    found["host"] = play_all(traces, times)
     for name in ABLATIONS:
-        found[f"today without {name}"] = play_all(traces, times, (name,))
+        found[f"host without {name}"] = play_all(traces, times, (name,))
     found["expected, masks alone"] = held_out(traces, times, lambda *known: Expected(*known, looks_up=False))
     found["expected, look-up alone"] = held_out(traces, times, lambda *known: Expected(*known, drafts_masks=False))
     found["expected"] = held_out(traces, times, Expected)

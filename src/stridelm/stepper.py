@@ -264,8 +264,9 @@ class Stepper(Protocol):
         """Free a place."""
         ...
 
-    def launch(self) -> None:
-        """Start a step of all places."""
+    def launch(self, waiting: Items[int] = ()) -> None:
+        """Start a step of all places but the `waiting` ones, whose texts go on in a later step. Only a stepper that
+        plans can leave places out."""
         ...
 
     def collect(self) -> list[Emitted]:

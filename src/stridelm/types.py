@@ -212,7 +212,7 @@ class Commit:
     """Per token, the likeliest alternatives; only for sequences that ask for them."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """One answer while it is being written."""
 

@@ -213,8 +213,8 @@ def test_a_text_whose_drafts_never_stand_rests() -> None:
 def test_a_text_that_is_easier_than_its_prior_is_found_out() -> None:
     """By the prior nothing pays, so masks are there only for looking."""
     learned = learn([trace_of(right, seed=seed, score=0.7) for seed in range(4) for right in (0.1, 0.4, 0.7, 0.9)])
-    prior, worth = replace(learned, first_ease=0.2), solve(learned, TIMES)
-    assert worth.at(prior.first_ease)[1] < 1.01 / TIMES(1)
+    prior, worth = replace(learned, ease=0.2), solve(learned, TIMES)
+    assert worth.at(prior.ease)[1] < 1.01 / TIMES(1)
     easy, hard = (trace_of(right, seed=9, score=0.7) for right in (0.95, 0.0))
     fast, slow = (play(each, Expected(prior, worth, TIMES), TIMES) for each in (easy, hard))
     assert fast.pace > 1.2e3 / TIMES(1)
@@ -241,7 +241,7 @@ def played() -> tuple[list[Trace], dict[str, replay.Runs]]:
 
 def test_nothing_is_faster_than_the_oracle(played: tuple[list[Trace], dict[str, replay.Runs]]) -> None:
     traces, found = played
-    assert {f"today without {name}" for name in ABLATIONS} <= set(found)
+    assert {f"host without {name}" for name in ABLATIONS} <= set(found)
     for way, runs in found.items():
         for trace, run, bound in zip(traces, runs, found["oracle"], strict=True):
             assert run.tokens == trace.written - 1, way
@@ -257,7 +257,7 @@ def test_the_same_traces_and_times_give_the_same_figures(played: tuple[list[Trac
 
 def test_the_table_has_a_column_for_each_kind(played: tuple[list[Trace], dict[str, replay.Runs]]) -> None:
     shown = replay.figures(*played)
-    assert set(shown["today"]["tokens_per_second"]) == {"easy", "hard", "made up", "all"}
+    assert set(shown["host"]["tokens_per_second"]) == {"easy", "hard", "made up", "all"}
     lines = replay.speed_ups(shown).splitlines()
     assert lines[2].startswith("| plain, tokens/s | 476 | 476 | 476 | 476 |")
     assert len(lines) == 2 + len(shown)

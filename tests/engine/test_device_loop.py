@@ -34,8 +34,8 @@ class CountingStepper:
     def end(self, place: int) -> None:
         self.last[place] = None
 
-    def launch(self) -> None:
-        assert len(self.results) < self.max_in_flight
+    def launch(self, waiting: Items[int] = ()) -> None:
+        assert not waiting and len(self.results) < self.max_in_flight
         self.last = [None if token is None else token + 1 for token in self.last]
         self.results.append([Emitted(() if token is None else (token,), ()) for token in self.last])
 

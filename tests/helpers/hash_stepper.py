@@ -161,8 +161,8 @@ class HashStepper:
         self._texts = [_Place() for _ in range(self.places)]
         self.device.fail("forget")
 
-    def launch(self) -> None:
-        assert self.in_flight < self.max_in_flight
+    def launch(self, waiting: Items[int] = ()) -> None:
+        assert not waiting and self.in_flight < self.max_in_flight
         self.device.fail("launch")
         self.device.launches += 1
         # All write, then all read: a step that wrote into another's blocks would be seen.

@@ -75,8 +75,8 @@ class Planned:
         """Number of places that a chain of `longest` masks proposes tokens for."""
         self.mask_options = tuple(sorted({min(count, self.longest) for count in (2, 4, 6, 8, 12, 16)} - {0}))
         self.needed_rows = 0
-        # A backend that runs whole steps drafts from masks only. `auto` gives up optional drafters for that; decoders
-        # that name them do not.
+        # A backend whose steps have one shape drafts from masks only. `auto` gives up optional drafters for that;
+        # decoders that name them do not.
         is_masks_alone = not drafters or (switches and all(drafter.is_optional for drafter in drafters))
         self.own_drafts = self.longest if masks is not None and self.exact and is_masks_alone else None
         self.own_plan = own_plan(self)

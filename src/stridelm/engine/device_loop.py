@@ -5,6 +5,8 @@ Each text takes a place of a stepper. While the host reads what one step wrote, 
     backend   step 1 | step 2 | step 3 | ...
     host               read 1 | read 2 | ...
 
+(unless it needs the host's processor, as on a CPU: `max_in_flight` says how many steps may be ahead).
+
 A text may take a free place or leave its place at any time without affecting other texts. The loop remembers, for each
 step in flight, which texts had places at its launch; results for a text that has left since are dropped.
 
@@ -12,6 +14,7 @@ Serving (`own_steps`), rollouts in training and the frontier (both by way of `ro
 """
 
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -69,14 +72,15 @@ class DeviceLoop(Generic[TextT, OrderT]):
         self.texts[place] = None
         self.stepper.end(place)
 
-    def launch(self, order: OrderT) -> None:
+    def launch(self, order: OrderT, waiting: Items[int] = ()) -> None:
         """Launch up to `max_in_flight` steps, as long as a text has room left: each step in flight writes at least one
-        token."""
+        token. `waiting`: places that are left out, if the stepper plans."""
+        texts = [None if place in waiting else text for place, text in enumerate(self.texts)]
         while self.in_flight < self.stepper.max_in_flight and any(
-            text is not None and text.room > self.in_flight for text in self.texts
+            text is not None and text.room > self.in_flight for text in texts
         ):
-            self.stepper.launch()
-            self._launched.append((list(self.texts), order))
+            self.stepper.launch(waiting)
+            self._launched.append((texts, order))
 
     def collect(self) -> Collected[TextT, OrderT]:
         """Wait for the earliest step in flight and return its result."""

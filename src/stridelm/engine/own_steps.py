@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from stridelm.cache.kv_cache import BLOCK_SIZE, CacheFull, blocks_for
 from stridelm.contracts import Forward, Policy
@@ -98,15 +99,15 @@ class OwnSteps:
         self._loops: dict[Key, TextLoop] = {}
         self._rests: defaultdict[Key, _Rest] = defaultdict(_Rest)
         self._logged: set[str] = set()
-        self._odds: dict[Sequence, TextOdds] = {}
-        """Of the last step's texts, unless their stepper plans."""
-        self._most_places: dict[frozenset[int], int] = {}
+        self._odds: WeakKeyDictionary[Sequence, TextOdds] = WeakKeyDictionary()
+        """Of texts, unless their stepper plans."""
+        self._max_places: dict[frozenset[int], int] = {}
         """Of steppers that plan, by the tokens that end a text."""
 
     @property
     def are_planned(self) -> bool:
         """Whether the backend plans each step by itself."""
-        return bool(self._most_places)
+        return bool(self._max_places)
 
     def warm_up(self, drafts: int, ends: frozenset[int]) -> None:
         """Measure the steps of one text with up to `drafts` drafts before the first request, because a backend
@@ -229,12 +230,12 @@ class OwnSteps:
                 orders |= dict.fromkeys(group)
                 continue
             length = self._shapes.length(drafts, _places(len(group)), ends)
-            if self._odds.keys().isdisjoint(group):
+            if not any(sequence in self._odds for sequence in group):
                 length.begin_texts()
             odds = {sequence: self._odds.get(sequence) or _odds_of(sequence) for sequence in group}
             by_drafts[length.choose(odds.values()), ends].extend(group)
             orders |= odds
-        self._odds = {sequence: odds for sequence, odds in orders.items() if odds is not None}
+            self._odds.update(odds)
         groups = {
             (drafts, self._planned_places(len(group), ends) if self._plans(ends) else _places(len(group)), ends): group
             for (drafts, ends), group in by_drafts.items()
@@ -243,8 +244,8 @@ class OwnSteps:
 
     def _planned_places(self, count: int, ends: frozenset[int]) -> int:
         """Never fewer than before: free places cost nothing, and texts should not move when others come or go."""
-        places = max(_places(count), self._most_places.get(ends, _PLANNED_PLACES))
-        self._most_places[ends] = places
+        places = max(_places(count), self._max_places.get(ends, _PLANNED_PLACES))
+        self._max_places[ends] = places
         return places
 
     def _plans(self, ends: frozenset[int]) -> bool:
@@ -255,9 +256,9 @@ class OwnSteps:
         if key not in self._loops:
             self._loops[key] = DeviceLoop(self._shapes.stepper(key))
         loop, before = self._loops[key], outcome.count
-        place_texts(loop, sequences)
+        waiting = place_texts(loop, sequences)
         while outcome.count == before:  # steps launched before these texts took their places give nothing for them
-            loop.launch(orders)
+            loop.launch(orders, waiting)
             self._collect(loop, orders.keys(), outcome)
 
     def _collect(self, loop: TextLoop, wanted: Collection[Sequence], outcome: Outcome) -> None:

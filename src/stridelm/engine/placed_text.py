@@ -43,9 +43,11 @@ Orders = Mapping[Sequence, TextOdds | None]
 TextLoop = DeviceLoop[PlacedText, Orders]
 
 
-def place_texts(loop: TextLoop, sequences: list[Sequence]) -> None:
-    """Give places to exactly these sequences. A sequence whose text in the backend is current keeps its place."""
-    wanted = set(sequences)
+def place_texts(loop: TextLoop, sequences: list[Sequence]) -> list[int]:
+    """Give places to these sequences. One whose text in the backend is current keeps its place. If the stepper plans,
+    texts of others wait at theirs, as far as there are enough: what is known of them would be lost, and a client that
+    reads slowly, or the other lane of a race, is back after a few steps. Returns the places that wait."""
+    wanted, waiting = set(sequences), list[int]()
     for place, text in enumerate(loop.texts):
         if text is None:
             continue
@@ -55,13 +57,18 @@ def place_texts(loop: TextLoop, sequences: list[Sequence]) -> None:
             if len(text.table.blocks) > text.blocks or text.cuts != text.table.cuts:
                 loop.stepper.give_blocks(place, text.table.blocks)
                 text.blocks, text.cuts = len(text.table.blocks), text.table.cuts
+        elif loop.stepper.plans and text.is_in_step and text.sequence.finish_reason is None:
+            waiting.append(place)
         else:
             loop.end(place)
+    while len(loop.free_places()) < len(wanted):
+        loop.end(waiting.pop())
     if wanted:
         free = iter(loop.free_places())
         for sequence in sequences:
             if sequence in wanted:
                 _begin(loop, next(free), sequence)
+    return waiting
 
 
 def _begin(loop: TextLoop, place: int, sequence: Sequence) -> None:

@@ -28,8 +28,8 @@ class StepShapes:
         self.forward, self._note, self._free = forward, note, free
         self._kinds: dict[tuple[int, frozenset[int]], StepKind | None] = {}
         self._seconds: dict[Key, float | None] = {}
-        self._lengths: dict[tuple[int, int], ChainLength] = {}
-        """Keyed by maximum number of drafts and number of places."""
+        self._lengths: dict[Key, ChainLength] = {}
+        """Keyed by maximum number of drafts, number of places and tokens that end a text."""
 
     def stepper(self, key: Key) -> Stepper:
         stepper = self.forward.stepper(*key)
@@ -50,13 +50,14 @@ class StepShapes:
 
     def length(self, drafts: int, places: int, ends: frozenset[int]) -> ChainLength:
         """The object that chooses the number of drafts, up to `drafts`, for `places` texts."""
-        if (drafts, places) not in self._lengths:
+        key = (drafts, places, ends)
+        if key not in self._lengths:
             counts = [count for count in sorted({*_DRAFTS, drafts}) if 0 < count <= drafts]
             fitting = [count for count in counts if self._fits(count, places, ends)]
             timed = {count: self.seconds((count, places, ends)) for count in (0, *fitting)} if fitting else {}
             seconds = {count: each for count, each in timed.items() if each is not None}
-            self._lengths[drafts, places] = ChainLength(seconds if 0 in seconds else {0: 1.0})
-        return self._lengths[drafts, places]
+            self._lengths[key] = ChainLength(seconds if 0 in seconds else {0: 1.0})
+        return self._lengths[key]
 
     def _fits(self, drafts: int, places: int, ends: frozenset[int]) -> bool:
         """Whether a step is not too large, and obeys the same fields as one without drafts, which sequences are checked

@@ -74,8 +74,8 @@ class DenseStepper:
         self._begun.pop(place, None)
 
     @torch.inference_mode()
-    def launch(self) -> None:
-        assert len(self._launched) < self.max_in_flight
+    def launch(self, waiting: Items[int] = ()) -> None:
+        assert not waiting and len(self._launched) < self.max_in_flight
         self._send_begun()
         texts = [text for text in self._texts if text is not None]
         self._reach = self.texts.reach(1 + max((text.length for text in texts), default=0))

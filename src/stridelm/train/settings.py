@@ -128,7 +128,7 @@ class TrainSettings:
     """Number of prompts that the model makes up; by default 4096 without a prompts file, 0 with one."""
     prompt_tokens: int = 384
     """Maximum number of tokens of a prompt that the model makes up."""
-    openings: float = 0.4
+    openings: float = 0.0
     """Fraction of these that begin with a few words of ours (half of word problems, half of requests), which the model
     continues; the others it begins itself."""
     answers: int = 1

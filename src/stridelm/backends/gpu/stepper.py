@@ -120,8 +120,8 @@ class GpuStepper:
         self.layout.tables_BP[place] = self.layers.memory.spare_page
 
     @torch.inference_mode()
-    def launch(self) -> None:
-        assert self.in_flight < self.max_in_flight
+    def launch(self, waiting: Items[int] = ()) -> None:
+        assert not waiting and self.in_flight < self.max_in_flight
         self._graphed((self.drawing.kind, self._spans))
         slot = self._launched % self.max_in_flight
         self._host[slot].copy_(self.results, non_blocking=True)

@@ -141,7 +141,9 @@ void stride_give_blocks(void* steps, int64_t place, const int32_t* blocks, int64
 }
 void stride_end(void* steps, int64_t place) { static_cast<Steps*>(steps)->end(place); }
 double stride_seconds_of_level(const void* steps) { return static_cast<const Steps*>(steps)->seconds_of_level(); }
-void stride_run_step(void* steps, const Sheets* sheets) { static_cast<Steps*>(steps)->run(*sheets); }
+void stride_run_step(void* steps, const Sheets* sheets, const int64_t* waiting, int64_t waiting_count) {
+  static_cast<Steps*>(steps)->run(*sheets, waiting, waiting_count);
+}
 
 // Parts of a step by themselves, to be compared with the host's.
 // The best token of a row of logits, and the likeliest ones.
@@ -172,6 +174,14 @@ int64_t stride_follow(const int32_t* prediction, int64_t prediction_length, cons
   std::copy(found.tokens.begin(), found.tokens.end(), tokens);
   std::copy(found.scores.begin(), found.scores.end(), scores);
   return found.size();
+}
+// Of a draft from masks with its score, and without; of one from look-up; and of one that both propose.
+void stride_chances(const Prior* prior, double score, double ease, int64_t used, int64_t depth, int64_t length,
+                    int64_t ahead, double* to) {
+  to[0] = prior->of_score(score, log_odds(ease), used, depth);
+  to[1] = prior->of_place(log_odds(ease), used, depth);
+  to[2] = prior->of_match(length, ahead);
+  to[3] = Prior::joint(prior->agreed, to[0], to[2]);
 }
 // Pace, and what chains of each length are worth by the places passed: (places + 1) x (places + 1).
 double stride_worth(const Prior* prior, int64_t masks, const Costs* costs, int64_t texts, int64_t length,

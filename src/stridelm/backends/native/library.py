@@ -134,6 +134,7 @@ class Costs(ctypes.Structure):
     _fields_ = (
         *(("table", c_void_p), ("largest", c_int64)),
         *((name, c_double) for name in ("masks", "mask_row", "context", "sequence", "head", "head_row", "level")),
+        ("around", c_double),
     )
 
 
@@ -223,7 +224,7 @@ def bind(made: Path) -> Any:
     bound.stride_begin.argtypes = [c_void_p, c_int64, POINTER(TextStart)]
     bound.stride_give_blocks.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
     bound.stride_end.argtypes = [c_void_p, c_int64]
-    bound.stride_run_step.argtypes = [c_void_p, POINTER(Sheets)]
+    bound.stride_run_step.argtypes = [c_void_p, POINTER(Sheets), c_void_p, c_int64]
     bound.stride_seconds_of_level.argtypes = [c_void_p]
     bound.stride_seconds_of_level.restype = c_double
     bound.stride_look_up.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
@@ -231,6 +232,7 @@ def bind(made: Path) -> Any:
     bound.stride_candidates.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     for name in ("look_up", "follow", "candidates"):
         getattr(bound, f"stride_{name}").restype = c_int64
+    bound.stride_chances.argtypes = [POINTER(Prior), c_double, c_double, *[c_int64] * 4, c_void_p]
     bound.stride_worth.argtypes = [POINTER(Prior), c_int64, POINTER(Costs), c_int64, c_int64, c_double, c_void_p]
     bound.stride_worth.restype = c_double
     bound.stride_choose.argtypes = [c_int64, c_void_p, c_void_p, POINTER(PlanQuestion), *[c_void_p] * 3]

@@ -35,6 +35,11 @@ class NextStep {
     has_tried_levels_ |= text.rules.masks > 0;
   }
   double seconds_of_level() const { return costs_.level; }
+  // What lay between two forwards took so long, drafting included.
+  void surround(double seconds) {
+    const double rest = std::clamp(seconds - drafting_, costs_.around / 2, 2 * costs_.around);
+    costs_.around += (rest - costs_.around) / 8, drafting_ = 0;
+  }
   bool has_planned_texts() const { return costs_.table != nullptr; }
 
   // From all that masks proposed, whether it was run or not: the emitted text is enough to judge it.
@@ -75,7 +80,7 @@ class NextStep {
   static constexpr int64_t kMasksToLook = 2;
   static constexpr int64_t kAlike = 256, kExactly = 8;  // lengths that are one; up to so many texts together are not
   static constexpr double kFloor = 0.2, kLeastFloor = 0.005;
-  static constexpr double kDrift = 0.4;
+  static constexpr double kDrift = 0.4, kLittle = 0.03, kAround = 1e-4;
   static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
 
   // All texts of a model have the same costs, unless somebody tries others.
@@ -87,7 +92,8 @@ class NextStep {
            !std::equal(table_.begin(), table_.end(), costs.table);
   }
   void take(const Costs& costs) {
-    costs_ = costs, has_tried_levels_ = false;
+    const double around = costs_.around;
+    costs_ = costs, costs_.around = around, has_tried_levels_ = false;
     table_.assign(costs.table, costs.table + costs.largest + 1);
     costs_.table = table_.data();
     worths_.clear();
@@ -126,6 +132,7 @@ class NextStep {
 
   // Drafting some depths took so long, in a step: its weights come from memory then.
   void took(int64_t levels, double seconds) {
+    drafting_ += seconds;
     const double each = seconds / static_cast<double>(std::max<int64_t>(1, levels));
     costs_.level += (std::clamp(each, costs_.level / 2, 2 * costs_.level) - costs_.level) / 8;
   }
@@ -136,7 +143,8 @@ class NextStep {
     while (together < texts) together *= 2;
     const int64_t lengths = text.length() / kAlike;
     Worth& worth = worths_[{together, lengths, 2 * text.rules.masks + text.is_sampled()}];
-    if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level())
+    if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level() ||
+        std::abs(costs_.around - worth.around()) > kLittle * costs_.rows(1))
       worth.solve(text.prior(), parts_, text.rules.masks, costs_, together, lengths * kAlike + kAlike / 2);
     worth.look(text.ease.odds());
     return worth;
@@ -183,9 +191,9 @@ class NextStep {
     drafted_.resize(drafted.size()), found_.resize(found.size());
     for (int32_t node = 0; node < drafted.size(); node++)
       drafted_[node] = prior.of_score(drafted.scores[node], ease, text.chain.used, drafted.depth(node) - 1);
+    const int64_t matched = found.size() ? match_length(found.scores[0]) : 0;
     for (int64_t ahead = 0; ahead < found.size(); ahead++)
-      found_[ahead] = found.sources[ahead] == kFromPrediction ? found.scores[ahead]
-                                                              : prior.of_match(match_length(found.scores[ahead]));
+      found_[ahead] = found.sources[ahead] == kFromPrediction ? found.scores[ahead] : prior.of_match(matched, ahead);
     // What both propose is likelier than either says, and where they part, less so.
     int32_t node = kRoot;
     for (int64_t ahead = 0; ahead < found.size(); ahead++) {
@@ -201,7 +209,7 @@ class NextStep {
       node = first;
     }
   }
-  // Look-up's score of a draft is 1 - 1 / the length of its match.
+  // Look-up's score of its first draft is 1 - 1 / the length of its match.
   static int64_t match_length(double score) { return std::lround(1 / (1 - score)); }
 
   void look_ahead(const StepText& text, const Worth& worth, int64_t texts, int64_t others) {
@@ -259,7 +267,8 @@ class NextStep {
   const MaskParts& parts_;
   const std::vector<int64_t>& ends_;  // tokens that end a text
   const int64_t longest_;             // positions that the model has
-  Costs costs_{};                     // none as long as all texts take one token at a time
+  Costs costs_{{}, {}, {}, {}, {}, {}, {}, {}, {}, kAround};  // none as long as all texts take one token at a time
+  double drafting_ = 0;               // seconds of it since the last forward
   std::vector<double> table_;         // theirs
   bool has_tried_levels_ = false;
   std::map<std::array<int64_t, 3>, Worth> worths_;  // by texts together, their length, and masks and kind of text

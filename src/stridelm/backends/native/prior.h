@@ -32,8 +32,9 @@ struct Prior {
     return logistic(unscored[0] + unscored[1] * ease_odds + unscored[2] * static_cast<double>(used) +
                     unscored[3] * static_cast<double>(depth));
   }
-  double of_match(int64_t length) const {
-    const double counted = std::log(static_cast<double>(std::min(length, kLongMatch)));
+  // Of what look-up finds, `ahead` tokens behind a match: if those are accepted, the match is that much longer.
+  double of_match(int64_t length, int64_t ahead) const {
+    const double counted = std::log(static_cast<double>(std::min(length + ahead, kLongMatch)));
     return logistic(found[0] + found[1] * counted + found[2] * (length >= kLongMatch));
   }
   static double joint(const double* weights, double chain, double found) {

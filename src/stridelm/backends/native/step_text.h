@@ -17,7 +17,7 @@
 
 namespace stride {
 
-// What a text asks of its steps: contracts.OwnPlan.
+// What a text asks of its steps: stepper.OwnPlan.
 struct PlanRules {
   int64_t masks;     // longest chain; 0: no drafts from masks
   int64_t nodes;     // maximum number of drafts

@@ -75,6 +75,7 @@ class NativeStepper:
             *(address(self._integers), address(self._probabilities)),
         )
         self._alternatives = [0] * places
+        self._waiting = np.empty(0, np.int64)
         self._vocabulary = weights.vocabulary
         self._is_launched = False
 
@@ -110,15 +111,16 @@ class NativeStepper:
     def end(self, place: int) -> None:
         library().stride_end(self._steps, place)
 
-    def launch(self) -> None:
+    def launch(self, waiting: Items[int] = ()) -> None:
         """The step runs when it is collected: its threads use all cores, so that the host would gain nothing."""
         assert not self._is_launched
         self._is_launched = True
+        self._waiting = np.array(waiting, np.int64)
 
     def collect(self) -> list[Emitted]:
         assert self._is_launched
         self._is_launched = False
-        library().stride_run_step(self._steps, self._sheets)
+        library().stride_run_step(self._steps, self._sheets, address(self._waiting), len(self._waiting))
         return [self._emitted(place) if count else Emitted((), ()) for place, count in enumerate(self._integers[:, 0])]
 
     def _emitted(self, place: int) -> Emitted:

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -60,14 +61,19 @@ class Steps {
   double seconds_of_level() const { return next_.seconds_of_level(); }
   void end(int64_t place) { texts_[place] = {}; }
 
-  void run(const Sheets& to) {
+  // `waiting`: places whose texts are left out of this step. Their drafts and masks stay for a later one.
+  void run(const Sheets& to, const int64_t* waiting, int64_t waiting_count) {
     going_.clear();
     for (size_t place = 0; place < texts_.size(); place++) {
       to.integer[place * to.integers] = 0;
-      if (texts_[place].goes_on()) going_.push_back(&texts_[place]);
+      const bool waits = std::find(waiting, waiting + waiting_count, static_cast<int64_t>(place)) != waiting + waiting_count;
+      if (texts_[place].goes_on() && !waits) going_.push_back(&texts_[place]);
     }
     if (going_.empty()) return;
+    const auto started = Clock::now();
+    if (has_run_) next_.surround(std::chrono::duration<double>(started - forward_ended_).count());
     rows_.run(going_);
+    forward_ended_ = Clock::now(), has_run_ = true;
     for (StepText* text : going_) {
       walk(*text);
       report(*text, to);
@@ -77,6 +83,8 @@ class Steps {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   // Draw along the tree, as verify.walk does.
   void walk(StepText& text) {
     text.emitted.clear(), text.path.clear(), text.confidence.clear(), text.likeliest.clear();
@@ -173,6 +181,8 @@ class Steps {
   Chains chains_;
   NextStep next_;
   Drawer drawer_;
+  Clock::time_point forward_ended_;
+  bool has_run_ = false;
   std::vector<int64_t> to_, from_;  // slots of the cache
   std::vector<int64_t> found_;
   std::vector<float> logits_;

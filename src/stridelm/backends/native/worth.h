@@ -24,6 +24,7 @@ struct Costs {
   const double* table;  // by number of real rows, up to `largest`
   int64_t largest;
   double masks, mask_row, context, sequence, head, head_row, level;
+  double around;  // beside a step's forward and its drafting: draws, plans, and the host between two steps
 
   double rows(int64_t count) const { return table[std::min(count, largest)]; }
   double operator()(int64_t real, int64_t mask_rows) const {
@@ -41,7 +42,7 @@ class Worth {
     for (int64_t count : {1, 2, 3, 4, 6, 8, 12, 16})
       if (options_.empty() || options_.back() < longest) options_.push_back(std::min(count, longest));
     if (longest == 0) options_.clear();
-    places_ = parts.reach(longest), costs_ = &costs, texts_ = texts, level_ = costs.level;
+    places_ = parts.reach(longest), costs_ = &costs, texts_ = texts, level_ = costs.level, around_ = costs.around;
     row_ = costs.context * static_cast<double>(length);
     reach_.clear();
     for (int64_t count : options_) reach_.push_back(parts.reach(count));
@@ -63,6 +64,7 @@ class Worth {
     pace_ = (1 - share) * paces_[high - 1] + share * paces_[high];
   }
   double level() const { return level_; }  // what a depth of drafts cost; -1 before it is solved
+  double around() const { return around_; }
   double pace() const { return pace_; }  // tokens per second of all texts
   // Whether masks pay in the easiest texts.
   bool can_pay() const { return paces_[kEases - 1] * seconds(0, 0) > kGain; }
@@ -78,7 +80,7 @@ class Worth {
   static constexpr double kConverged = 1e-3, kCheapRows = 1.5, kGain = 1.02;
 
   double seconds(int64_t drafts, int64_t masks) const {
-    const double plain = (*costs_)(texts_, 0) + costs_->sequence * static_cast<double>(texts_ - 1);
+    const double plain = (*costs_)(texts_, 0) + costs_->sequence * static_cast<double>(texts_ - 1) + around_;
     return (*costs_)(texts_ + drafts, masks) - costs_->rows(texts_) + plain / static_cast<double>(texts_) +
            row_ * static_cast<double>(1 + drafts + masks) + costs_->level * static_cast<double>(drafts);
   }
@@ -152,7 +154,7 @@ class Worth {
   const Costs* costs_ = nullptr;
   double row_ = 0;  // what a row takes to read the text
   std::vector<double> tables_[kEases], now_, reached_;
-  double paces_[kEases] = {}, pace_ = 0, level_ = -1;
+  double paces_[kEases] = {}, pace_ = 0, level_ = -1, around_ = 0;
 };
 
 }  // namespace stride

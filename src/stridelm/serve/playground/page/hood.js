@@ -152,7 +152,7 @@ function legendList() {
       { class: "faint" },
       "A row sees the text and its ancestors, nothing else. ",
       "+1, +2: so many tokens ahead. Below a draft: how sure its drafter was, and which one; ",
-      "a backend that drafts in its own steps does not say how sure.",
+      "a GPU that drafts in its own steps does not say how sure.",
     ),
     element(
       "ul",
