@@ -20,8 +20,21 @@ BENCH = Path(__file__).parent
 PROMPTS, RESULTS = BENCH / "prompts", BENCH / "results"
 MATHS, KINDS = PROMPTS / "gsm8k_heldout.jsonl", PROMPTS / "kinds.jsonl"
 _STUDENT_T = {
-    **{2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 11: 2.228, 12: 2.201},
-    **{13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131},
+    2: 12.71,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+    11: 2.228,
+    12: 2.201,
+    13: 2.179,
+    14: 2.160,
+    15: 2.145,
+    16: 2.131,
 }
 """Two-sided 95 % by number of rounds; that of the longest for more."""
 

@@ -1,12 +1,12 @@
 """Throughput of `stridelm serve` under load: the built-in model, greedy, users who ask again and again.
 
-    python bench/decoding/serving.py [--rounds 10] [--seconds 8] [--users 1 2 4 8 16] [--json bench/results/serving.json]
+    python bench/decoding/serving.py [--rounds 10] [--seconds 8] [--users 1 2 4 8 16] [--json FILE]
 
-A real server, spoken to over HTTP. Each user asks, reads the answer and asks the next thing, around a list of prompts; after a short start
-the tokens of a window are counted by the server's own counter. In every round plain decoding and `auto` take turns with
-the same prompts, for every number of users. A ratio is that of two windows of one round, so that a slow moment of the
-machine hits both. Prompts are read once before: reading them costs both the same, and what is measured is how fast
-answers are written. All answers that both have finished are compared.
+A real server, spoken to over HTTP. Each user asks, reads the answer and asks the next thing, around a list of prompts;
+after a short start the tokens of a window are counted by the server's own counter. In every round plain decoding and
+`auto` take turns with the same prompts, for every number of users. A ratio is that of two windows of one round, so that
+a slow moment of the machine hits both. Prompts are read once before: reading them costs both the same, and what is
+measured is how fast answers are written. All answers that both have finished are compared.
 """
 
 import argparse

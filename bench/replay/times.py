@@ -14,7 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.cpu.forward import parse
-from stridelm.decode.cost import Cost
+from stridelm.decode.cost import Cost, line
 
 MOST_ROWS = 256
 
@@ -85,17 +85,8 @@ def of_forwards(shapes: Mapping[str, float], **beside: float) -> StepTimes:
         if masks and not defers:
             counts.append(masks * anchors)
             extra.append(each - bare.forward(rows + masks * anchors))
-    constant, per_row = _line(counts, extra) if extra else (0.0, 0.0)
+    constant, per_row = line(counts, extra) if extra else (0.0, 0.0)
     return StepTimes(real, constant, per_row, **beside)
-
-
-def _line(counts: list[int], extra: list[float]) -> tuple[float, float]:
-    """The constant and the slope through these points. Where one of them is negative, that is noise, and the other
-    explains all."""
-    slope, constant = np.polyfit(counts, extra, 1) if len(set(counts)) > 1 else (0.0, extra[0])
-    if constant < 0:
-        return 0.0, max(0.0, sum(extra) / sum(counts))
-    return (float(constant), float(slope)) if slope > 0 else (max(0.0, sum(extra) / len(extra)), 0.0)
 
 
 def load_times(file: Path, activations: str) -> StepTimes:

@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -32,7 +33,7 @@ from stridelm.types import ROOT, Array, DraftTree, Sequence
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _SEQUENCES = 8
 """Sequences in the step that measures what further sequences cost: with two, the cost would drown in noise."""
-_MASKS = (2, 8)
+_MASKS = (2, 4, 8)
 _LEVELS = 3
 _CONTEXT, _LONG_CONTEXT = 128, 1024
 _BUDGET = 6.0
@@ -123,12 +124,15 @@ def load_or_measure(target: Target, forward: Forward) -> Cost:
 
 
 def _still_holds(cost: Cost, forward: Forward) -> bool:
-    """Whether one row and eight still take about as long: the stored cost may have been measured on a busy machine."""
+    """Whether one row, eight, and rows with masks still take about as long: the stored cost may have been measured on a
+    busy machine."""
     trial = forward.with_cache(2 * _CONTEXT)
-    steps = {str(rows): Trial(trial, Shape(1, rows, context=16)) for rows in (1, 8)}
-    times = _rounds(steps, forward, most=4)
-    one, eight = (min(times[str(rows)]) / cost(rows) for rows in (1, 8))
-    return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, eight / one))
+    shapes = [Shape(1, 1, context=16), Shape(1, 8, context=16)]
+    if forward.gate is not None:
+        shapes.append(Shape(1, 2, _MASKS[-1], context=16))
+    times = _rounds({str(at): Trial(trial, shape) for at, shape in enumerate(shapes)}, forward, most=4)
+    one, *more = (min(times[str(at)]) / cost(shape.real, shape.masks) for at, shape in enumerate(shapes))
+    return all(1 / _CHANGED < ratio < _CHANGED for ratio in (one, *(each / one for each in more)))
 
 
 def _key(target: Target, forward: Forward) -> str:
@@ -157,7 +161,7 @@ def measure(forward: Forward) -> tuple[Cost, bool]:
     shapes["long"] = Shape(1, 8, context=context)
     shapes["sequences"] = Shape(_SEQUENCES, 1, context=short)
     if forward.gate is not None:
-        shapes["masks"], shapes["more masks"] = (Shape(1, 2, masks, context=short) for masks in _MASKS)
+        shapes |= {_masks(count): Shape(1, 2, count, context=short) for count in _MASKS}
     trial = forward.with_cache(max(2 * context, _SEQUENCES * short) + 256)
     steps: Steps = {name: Trial(trial, shape) for name, shape in shapes.items()}
     if forward.gate is not None:
@@ -234,17 +238,25 @@ def _rounds(steps: Steps, forward: Forward, *, most: int) -> dict[str, list[floa
     return times
 
 
+def _masks(count: int) -> str:
+    return f"{count} masks"
+
+
+def line(counts: Items[int], extra: Items[float]) -> tuple[float, float]:
+    """The constant and the slope through these points. Where one of them is negative, that is noise, and the other
+    explains all."""
+    slope, constant = np.polyfit(counts, extra, 1) if len(set(counts)) > 1 else (0.0, extra[0])
+    if constant < 0:
+        return 0.0, max(0.0, sum(extra) / sum(counts))
+    return (float(constant), float(slope)) if slope > 0 else (max(0.0, sum(extra) / len(extra)), 0.0)
+
+
 def _cost(times: dict[str, float], further: int) -> Cost:
     curve = [times[str(width)] for width in _WIDTHS]
     plain = Cost(_WIDTHS, tuple(curve))
     masks = mask_row = head = head_row = level = 0.0
-    if "masks" in times:
-        extra, more = (
-            times[name] - plain(2 + rows) for name, rows in zip(("masks", "more masks"), _MASKS, strict=True)
-        )
-        few, many = _MASKS
-        mask_row = max(0.0, (more - extra) / (many - few))
-        masks = max(0.0, extra - few * mask_row)
+    if _masks(_MASKS[0]) in times:
+        masks, mask_row = line(_MASKS, [times[_masks(count)] - plain(2 + count) for count in _MASKS])
         head, head_row = times["head"], max(0.0, (times["head on 8"] - times["head"]) / 7)
         level = times["levels"] / _LEVELS
     return Cost(

@@ -133,12 +133,24 @@ def test_candidates_are_the_likeliest_tokens(vocabulary: int, kernels: Any) -> N
             if spread == 1.0:
                 logits[-1] = 100.0
             tokens, found = np.full(count, -1, np.int64), np.empty(count, np.float32)
+            log_sum = np.empty(1, np.float32)
             best = kernels.stride_candidates(
-                logits.ctypes.data, vocabulary, count, tokens.ctypes.data, found.ctypes.data
+                *(logits.ctypes.data, vocabulary, count, tokens.ctypes.data, found.ctypes.data, log_sum.ctypes.data)
             )
+            assert log_sum[0] == pytest.approx(np.logaddexp.reduce(logits.astype(np.float64)), rel=1e-5, abs=1e-5)
             assert best == int(logits.argmax())
             assert len(set(tokens.tolist())) == count and (logits[tokens] == found).all()
             assert sorted(found) == sorted(np.sort(logits)[-count:])
+
+
+@pytest.mark.parametrize("place", [0, 5, 511, 512, 1499])
+def test_one_logit_that_is_no_number_shows_in_the_sum(place: int, kernels: Any) -> None:
+    """So a text is refused then, whatever token the draw takes."""
+    logits, tokens, found, log_sum = (np.zeros(size, np.float32) for size in (1500, 2, 1, 1))
+    logits[place] = np.nan
+    addresses = (each.ctypes.data for each in (tokens, found, log_sum))
+    kernels.stride_candidates(logits.ctypes.data, 1500, 1, *addresses)
+    assert np.isnan(log_sum[0])
 
 
 # What chains are worth

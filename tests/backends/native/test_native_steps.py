@@ -1,7 +1,6 @@
 """Whole steps of the native backend: they write what plain decoding writes, and their parts decide as the host's do."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -9,34 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import stridelm
-from bench.replay.prior import Prior as ReplayPrior
-from bench.replay.times import StepTimes
-from bench.replay.worth import MASK_COUNTS, solve
 from exactness import PREDICTIONS, PROMPTS, answers
 from native import forward_of, load_native, skip_without_kernels
 from stepping import step_of
 from stridelm.api import LanguageModel
-from stridelm.backends.native.library import Costs, PlanQuestion, library
-from stridelm.backends.native.stepper import NativeStepper, prior_of
+from stridelm.backends.native.stepper import NativeStepper
 from stridelm.contracts import Gate
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
-from stridelm.decode.draft_prior import draft_priors
 from stridelm.decode.planned import Planned
-from stridelm.decode.planner import Outlook, choose, gains
 from stridelm.draft.mask import MaskDrafter
 from stridelm.draft.ngram import NgramDrafter
-from stridelm.draft.prediction import Follower
 from stridelm.engine.step_kind import ENGINE_FIELDS
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError, SamplingParams
 from stridelm.settings import LoadSettings
 from stridelm.stepper import Continuation
-from stridelm.types import MASKS, PREDICTION, ROOT, DraftTree, Sequence, Stride
+from stridelm.types import MASKS, PREDICTION, ROOT, Sequence, Stride
 from tiny import load_tiny, random_adapter, save_tiny
 
 FREE = Cost((1, 64), (1.0, 1.0))

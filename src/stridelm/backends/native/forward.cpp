@@ -63,6 +63,12 @@ struct PlanQuestion {
 extern "C" {
 
 int64_t stride_lanes() { return kLanes; }
+// Of the structures that a caller fills in, in the order of library.py.
+void stride_sizes(int64_t* to) {
+  for (size_t size : {sizeof(Model), sizeof(Cache), sizeof(Step), sizeof(MaskParts), sizeof(TextStart), sizeof(Sheets),
+                      sizeof(GrowthRules), sizeof(Grown), sizeof(PlanQuestion)})
+    *to++ = static_cast<int64_t>(size);
+}
 
 void* stride_workspace() { return new Workspace; }
 void stride_free_workspace(void* workspace) { delete static_cast<Workspace*>(workspace); }
@@ -146,13 +152,15 @@ void stride_run_step(void* steps, const Sheets* sheets, const int64_t* waiting, 
 }
 
 // Parts of a step by themselves, to be compared with the host's.
-// The best token of a row of logits, and the likeliest ones.
-int64_t stride_candidates(const float* logits, int64_t vocabulary, int64_t count, int64_t* tokens, float* found) {
+// The best token of a row of logits, the likeliest ones, and the logarithm of the sum of all exponentials.
+int64_t stride_candidates(const float* logits, int64_t vocabulary, int64_t count, int64_t* tokens, float* found,
+                          float* log_sum) {
   std::vector<LogSum> parts;
   for (int64_t first = 0; first < vocabulary; first += ScoredRow::kPart)
     parts.push_back(LogSum::of(logits + first, std::min(ScoredRow::kPart, vocabulary - first)));
   const ScoredRow row{logits, parts.data(), vocabulary};
   find_candidates(row, count, tokens, found);
+  *log_sum = LogSum::combined(parts.data(), static_cast<int64_t>(parts.size()));
   return row.best();
 }
 // Proposals come as a chain; these return its length.

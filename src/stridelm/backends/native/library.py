@@ -1,5 +1,6 @@
 """The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, key_values.h, products.h, draws.h, grow.h and forward.cpp."""
+of model.h, key_values.h, products.h, draws.h, grow.h, mask_chain.h, worth.h, prior.h, step_text.h, steps.h and
+forward.cpp."""
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
@@ -184,6 +185,9 @@ class PlanQuestion(ctypes.Structure):
     )
 
 
+_FILLED_IN = (Model, Cache, Step, MaskParts, TextStart, Sheets, GrowthRules, Grown, PlanQuestion)
+
+
 @cache
 def library() -> Any:
     """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
@@ -198,6 +202,9 @@ def bind(made: Path) -> Any:
         bound = ctypes.CDLL(str(made))
     except OSError as error:
         raise CannotCompile(str(error)) from error
+    sizes = (c_int64 * len(_FILLED_IN))()
+    bound.stride_sizes(sizes)
+    assert list(sizes) == [ctypes.sizeof(each) for each in _FILLED_IN], "a structure differs between C++ and here"
     bound.stride_lanes.restype = c_int64
     bound.stride_workspace.restype = c_void_p
     bound.stride_free_workspace.argtypes = [c_void_p]
@@ -229,7 +236,7 @@ def bind(made: Path) -> Any:
     bound.stride_seconds_of_level.restype = c_double
     bound.stride_look_up.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     bound.stride_follow.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
-    bound.stride_candidates.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    bound.stride_candidates.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]
     for name in ("look_up", "follow", "candidates"):
         getattr(bound, f"stride_{name}").restype = c_int64
     bound.stride_chances.argtypes = [POINTER(Prior), c_double, c_double, *[c_int64] * 4, c_void_p]
@@ -238,7 +245,7 @@ def bind(made: Path) -> Any:
     bound.stride_choose.argtypes = [c_int64, c_void_p, c_void_p, POINTER(PlanQuestion), *[c_void_p] * 3]
     for name in (
         *("free_workspace", "forward", "product", "read_chain", "add_scores", "top", "perturb", "grow", "unpack"),
-        *("move", "free_steps", "begin", "give_blocks", "end", "run_step", "choose"),
+        *("move", "free_steps", "begin", "give_blocks", "end", "run_step", "choose", "chances"),
     ):
         getattr(bound, f"stride_{name}").restype = None
     return bound

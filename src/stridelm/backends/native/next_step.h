@@ -144,7 +144,7 @@ class NextStep {
     const int64_t lengths = text.length() / kAlike;
     Worth& worth = worths_[{together, lengths, 2 * text.rules.masks + text.is_sampled()}];
     if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level() ||
-        std::abs(costs_.around - worth.around()) > kLittle * costs_.rows(1))
+        std::abs(costs_.around - worth.around()) > std::max(kDrift * worth.around(), kLittle * costs_.rows(1)))
       worth.solve(text.prior(), parts_, text.rules.masks, costs_, together, lengths * kAlike + kAlike / 2);
     worth.look(text.ease.odds());
     return worth;
