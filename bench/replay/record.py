@@ -1,15 +1,19 @@
 """Records traces: greedy answers of the built-in model on the native backend, and what masks would have drafted.
 
     python bench/replay/record.py FILE.npz [--count 64] [--tokens 128] [--temperature 0.7 --seed 0] [--threads 2]
+                                  [--made-up 120]
 
 Two minutes of two cores. The prompts are of eight kinds; `--count` takes as many of each kind as come first when the
-kinds take turns. See bench/replay/trace.py for what is kept.
+kinds take turns. With `--made-up` the model makes up its prompts, half of them begun with a few words of ours: what
+priors are learned from, so that no prompt that is measured with is among them. See bench/replay/trace.py for what is
+kept.
 
 Shape letters as there.
 """
 
 import argparse
 import itertools
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +33,7 @@ from stridelm.draft.mask import MaskDrafter
 from stridelm.layout import lay_out, make_block
 from stridelm.prompts import read_prompts
 from stridelm.settings import PLAIN
+from stridelm.train.self_prompts import begun
 from stridelm.types import ROOT, DraftTree, Sequence
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -38,6 +43,7 @@ from bench.replay.trace import LONGEST, PLACE_N, USED_N, Trace, save, stored
 ANCHORS = 16
 """Tokens of a forward, with a chain of masks off each."""
 PER_SUITE, PER_SET = 8, 12
+_LONGEST_PROMPT, _MIN_WORDS = 128, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,23 @@ def prompts() -> list[Prompt]:
     by_kind["twelve kinds"] = list(first_of.values())[:PER_SET]
     named = [[Prompt(kind, f"{kind}-{number}", each) for number, each in enumerate(by)] for kind, by in by_kind.items()]
     return [each for turn in itertools.zip_longest(*named) for each in turn if each is not None]
+
+
+def made_up(model: LanguageModel, count: int) -> list[Prompt]:
+    """Prompts that the model makes up itself, shown the opening of a user's turn."""
+    one, other = (model.encode([{"role": "user", "content": word}]) for word in ("One", "other"))
+    opening = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
+    found: list[Prompt] = []
+    for seed in itertools.count():
+        first = begun(random.Random(seed)) if seed % 2 else ""
+        params = SamplingParams(max_tokens=_LONGEST_PROMPT, temperature=1.0, seed=seed)
+        result = model.generate([*opening, *(model.encode(first, raw=True) if first else ())], params, decoder=PLAIN)
+        text = f"{first}{result.text}".strip()
+        if result.finish_reason == "stop" and len(result.text.split()) >= _MIN_WORDS:
+            found.append(Prompt("begun by us" if first else "made up", f"made up, seed {seed}", text))
+        if len(found) == count:
+            return found
+    raise AssertionError
 
 
 class _FirstChoices(MaskDrafter):
@@ -149,6 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--count", type=int, help="of all prompts, the first so many")
+    parser.add_argument("--made-up", type=int, metavar="N", help="ask N prompts that the model makes up instead")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per answer, at most")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -157,7 +181,8 @@ def main(arguments: list[str] | None = None) -> None:
     params = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=options.seed)
     model = load_model("smollm2", settings=LoadSettings(backend="native", threads=options.threads))
     recorder = Recorder(model, params)
-    save(options.file, [recorder.record(each) for each in track(prompts()[: options.count], "Recording")])
+    asked = prompts() if options.made_up is None else made_up(model, options.made_up)
+    save(options.file, [recorder.record(each) for each in track(asked[: options.count], "Recording")])
 
 
 if __name__ == "__main__":

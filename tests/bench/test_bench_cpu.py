@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.cpu import forward
+from bench.cpu import auto, forward
 from bench.cpu import report as cpu_report
 from bench.cpu import run as cpu
 from bench.cpu.peers import DEFAULT, SUBJECTS, Absent, Answer, Process, command
@@ -184,3 +184,18 @@ def test_forwards_are_timed_tree_by_tree(tmp_path: Path, capsys: pytest.CaptureF
 def test_shapes_of_forwards_are_read() -> None:
     parsed = [forward.parse(shape) for shape in ("8", "4+3", "4+3x2", "4+3x2-", "1+4-")]
     assert parsed == [(8, 0, 1, False), (4, 3, 1, False), (4, 3, 2, False), (4, 3, 2, True), (1, 4, 1, True)]
+
+
+def test_auto_over_plain_is_the_mean_of_the_rounds_medians() -> None:
+    def timed(speed: float, tokens: int = 20, forwards: int = 20) -> auto.Timed:
+        return auto.Timed(tuple(range(tokens)), forwards, speed)
+
+    short = (timed(100.0, 5), timed(1.0, 5))  # too short to be counted
+    rounds = [
+        [(timed(100.0), timed(100.0 * each, 20, 10)) for each in ratios] + [short] for ratios in ((1, 2, 3), (3, 4, 5))
+    ]
+    found = auto.figures(rounds)
+    assert found["questions"] == 3 and found["plain"] == 100.0 and found["tokens_per_forward"] == 2.0
+    assert found["ratio"]["median"] == 3.0 and found["ratio"]["low"] < 2 and found["ratio"]["high"] > 4
+    assert found["worst"] == 2.0 and found["tenth"] == pytest.approx(2.2)
+    assert "| maths | int8 | 3 | 100 | 300 | 3.00 (" in auto.speed_ups({"int8": {"maths": found}})
