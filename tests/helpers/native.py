@@ -1,6 +1,7 @@
 """The native backend for tests: both builds of the kernels, and tiny models packed in a folder of their own."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -95,6 +96,16 @@ def load_native(
 def forward_of(model: LanguageModel) -> NativeForward:
     assert isinstance(model.loaded.forward, NativeForward)
     return model.loaded.forward
+
+
+def changed_source(folder: Path, changes: dict[str, tuple[str, str]]) -> Path:
+    """A copy of the kernels, with one passage of some files replaced by another."""
+    shutil.copytree(SOURCE.parent, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name, (before, after) in changes.items():
+        text = (folder / name).read_text()
+        assert text.count(before) == 1, f"{name} has changed: {before}"
+        (folder / name).write_text(text.replace(before, after))
+    return folder / SOURCE.name
 
 
 def rounded(weight: torch.Tensor, kind: int) -> torch.Tensor:

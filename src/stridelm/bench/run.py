@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.processor import processor_name
 from stridelm.bench.records import Answer, Quality, Question, Record, Report
 from stridelm.bench.subjects import Absent, Subject
 from stridelm.params import InputError
@@ -169,7 +169,7 @@ def circumstances(device: str, threads: int) -> dict[str, Any]:
 
     made = record.circumstances(device)
     made["machine"] |= {
-        "processor": processor_entry("model name"),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
     }

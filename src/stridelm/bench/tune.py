@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from stridelm.api import LanguageModel
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.processor import processor_name
 from stridelm.bench.page.frontier_picture import draw
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import FILE, Measured, label, write_profile
@@ -231,7 +231,7 @@ def _record(options: TuneOptions, model: LanguageModel, prompts: int) -> dict[st
     """What the profile records besides its settings."""
     made = circumstances(model.target.device)
     command, machine = made.pop("command"), made.pop("machine")
-    machine |= {"processor": processor_entry("model name"), "threads": torch.get_num_threads()}
+    machine |= {"processor": processor_name(), "threads": torch.get_num_threads()}
     return {
         "model": options.choice.model,
         "agreement": options.agreement,

@@ -21,7 +21,7 @@ from gguf_models import PROMPT, WHOLE_BLOCKS, cuts, header_places, load, logits_
 from native import cache_at, deviation, forward_of, load_native
 from stridelm import InputError, LoadSettings
 from stridelm.backends import load as backends
-from stridelm.backends.native import library as library_module
+from stridelm.backends.common import compiler
 from stridelm.backends.native.library import library
 from stridelm.backends.native.load import NativeTarget
 from stridelm.backends.native.packed_file import ENTRIES, WEIGHTS
@@ -274,7 +274,7 @@ def test_without_kernels_torch_serves(
     if lack == "compiler":
         monkeypatch.setenv("CXX", "/nowhere/g++")
     else:
-        monkeypatch.setattr(library_module, "processor_entry", lambda name: "fpu sse2 avx")
+        monkeypatch.setattr(compiler, "processor_features", lambda: frozenset({"fpu", "sse2", "avx"}))
     library.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, logger="stridelm"):

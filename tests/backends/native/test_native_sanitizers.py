@@ -3,7 +3,6 @@ thread reads or writes what another is writing."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from native import BUILDS, built, cache_at, load_native
+from native import BUILDS, built, cache_at, changed_source, load_native
 from native_shapes import save_shape
 from stridelm.backends.common.compiler import compiled
 from stridelm.backends.native.library import SOURCE
@@ -90,16 +89,6 @@ def run_sanitized(
             [*UNSHUFFLED, sys.executable, "-W", "ignore", str(EVERY_KERNEL), json.dumps(given)],
             env=environment, capture_output=True, text=True, timeout=580, check=False,
         )  # fmt: skip
-
-
-def changed_source(folder: Path, changes: dict[str, tuple[str, str]]) -> Path:
-    """A copy of the kernels, with one passage of some files replaced by another."""
-    shutil.copytree(SOURCE.parent, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    for name, (before, after) in changes.items():
-        text = (folder / name).read_text()
-        assert text.count(before) == 1, f"{name} has changed: {before}"
-        (folder / name).write_text(text.replace(before, after))
-    return folder / SOURCE.name
 
 
 def with_clock(says: str) -> tuple[str, str]:

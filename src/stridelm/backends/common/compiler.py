@@ -6,9 +6,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.processor import processor_features
 from stridelm.models.builtin import cache_folder
 
 _SECONDS = 240
@@ -18,13 +19,21 @@ class CannotCompile(Exception):
     """There is no compiler, or compiling failed. The message says which."""
 
 
+def check_processor(needed: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise CannotCompile if the processor lacks some of what is needed: instruction sets, by kind of machine."""
+    machine = platform.machine()
+    if machine not in needed:
+        raise CannotCompile(f"there are none for {machine or 'this machine'}")
+    missing = set(needed[machine]) - processor_features()
+    if missing:
+        raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
+
+
 def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] = ()) -> Path:
     """The shared object of a source file. Valid for this processor only: the flags may include -march=native."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise CannotCompile(f"there are none for {platform.machine() or 'this machine'}")
     texts = [file.read_text() for file in sorted([source, *source.parent.glob("*.h")])]
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    parts = (*texts, compiler or "", *flags, *link_flags, processor_entry("flags"))
+    parts = (*texts, compiler or "", *flags, *link_flags, *sorted(processor_features()))
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     made = cache_folder() / "native" / f"{source.stem}-{key}.so"
     if made.is_file():

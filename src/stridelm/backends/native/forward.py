@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.processor import processor_name
 from stridelm.backends.native.gate import NativeGate
 from stridelm.backends.native.library import Step, Workspace, library
 from stridelm.backends.native.memory import NativeMemory
@@ -42,7 +42,7 @@ class NativeForward:
     @property
     def identity(self) -> tuple[object, ...]:
         """Everything that its speed depends on."""
-        processor, lanes = processor_entry("model name"), library().stride_lanes()
+        processor, lanes = processor_name(), library().stride_lanes()
         weights = self.weights
         return self.backend, VERSION, processor, lanes, weights.shape.threads, weights.activations, self.cache_numbers
 

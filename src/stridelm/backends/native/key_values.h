@@ -54,7 +54,7 @@ inline float to_bytes(const float* from, int64_t size, int8_t* to) {
   float largest = 0;
   for (int64_t i = 0; i < size; i++) largest = std::max(largest, std::fabs(from[i]));
   const float inverse = largest > 1e-34f ? 127.0f / largest : 0.0f;  // as in rows.h
-  for (int64_t i = 0; i < size; i++) to[i] = static_cast<int8_t>(_mm_cvtss_si32(_mm_set_ss(from[i] * inverse)));
+  for (int64_t i = 0; i < size; i++) to[i] = static_cast<int8_t>(to_int(from[i] * inverse));
   return largest / 127.0f;
 }
 inline void to_halves(const float* from, int64_t size, Half* to) {

@@ -3,22 +3,23 @@ of model.h, key_values.h, products.h, draws.h, grow.h, mask_chain.h, worth.h, pr
 forward.cpp."""
 
 import ctypes
+import platform
 from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stridelm.backends.common.compiler import CannotCompile, compiled
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.compiler import CannotCompile, check_processor, compiled
 
-_NEEDED = ("avx2", "fma", "f16c")
-# Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
+NEEDED = {"x86_64": ("avx2", "fma", "f16c"), "aarch64": ("asimd", "asimddp")}
 SOURCE = Path(__file__).with_name("forward.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
-AVX2_FLAGS = tuple(
-    each for flag in FLAGS for each in ([f"-m{name}" for name in _NEEDED] if flag == "-march=native" else [flag])
-)
-"""For a processor that has what is needed and nothing beyond: to see here what such a one computes."""
+# Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
+_ALL_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC")
+AVX2_FLAGS = (*_ALL_FLAGS, *(f"-m{name}" for name in NEEDED["x86_64"]))
+"""For an x86 processor that has what is needed and nothing beyond: to see here what such a one computes."""
+NEON_FLAGS = (*_ALL_FLAGS, "-march=armv8.2-a+dotprod")
+"""For every ARM processor, whatever it has beyond: what is tested under emulation is what runs."""
+FLAGS = NEON_FLAGS if platform.machine() == "aarch64" else (*_ALL_FLAGS, "-march=native")
 LINK_FLAGS = ("-pthread",)
 
 
@@ -191,9 +192,7 @@ _FILLED_IN = (Model, Cache, Step, MaskParts, TextStart, Sheets, GrowthRules, Gro
 @cache
 def library() -> Any:
     """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
-    missing = set(_NEEDED) - set(processor_entry("flags").split())
-    if missing:
-        raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
+    check_processor(NEEDED)
     return bind(compiled(SOURCE, FLAGS, LINK_FLAGS))
 
 

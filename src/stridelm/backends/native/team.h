@@ -8,7 +8,6 @@
 // as the system lets others run. It notices that, goes on without them, and tries again after some runs.
 #pragma once
 
-#include <immintrin.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -22,6 +21,8 @@
 #include <new>
 #include <thread>
 #include <vector>
+
+#include "lanes.h"
 
 namespace stride {
 
@@ -84,7 +85,7 @@ class Barrier {
   Crowd::Clock::duration wait(int round) {
     for (int spins = 0; spins < kSpins; spins++) {
       if (round_.load(std::memory_order_acquire) != round) return {};
-      _mm_pause();
+      pause_spinning();
     }
     const auto before = Crowd::Clock::now();
     while (round_.load(std::memory_order_acquire) == round) sched_yield();
@@ -127,7 +128,7 @@ class Team {
     if (sleeping_.load(std::memory_order_acquire) > 0) wake_.notify_all();
     work_(0);
     for (int spins = 0; done_.load(std::memory_order_acquire) < threads - 1; spins++) {
-      _mm_pause();
+      pause_spinning();
       if (spins >= kSpins) sched_yield();
     }
     crowd_.end();
@@ -175,7 +176,7 @@ class Team {
     for (int spins = 0;; spins++) {
       const uint64_t job = job_.load(std::memory_order_acquire);
       if (job != seen) return job;
-      _mm_pause();
+      pause_spinning();
       if (spins < kIdleSpins) continue;
       sched_yield();
       if (spins < kIdleSpins + kIdleYields) continue;

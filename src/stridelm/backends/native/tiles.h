@@ -6,8 +6,6 @@
 // 80 % slower; with one or two rows naming lines costs 10 to 25 %.)
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "lanes.h"
@@ -26,7 +24,8 @@ constexpr int chunks_of(Kind kind) { return kind == Kind::kFour ? 4 : 8; }
 constexpr int64_t numbers_bytes(Kind kind) { return chunks_of(kind) * 4 * kLanes; }
 constexpr int64_t group_bytes(Kind kind) { return numbers_bytes(kind) + (kind == Kind::kFour ? 4 : 2) * kLanes; }
 
-// One output's 32 numbers of a group, in order. `from`: its first bytes.
+// One output's 32 numbers of a group, in order. `from`: its first bytes; `to` is aligned to 32 bytes.
+#if defined(__AVX2__)
 inline __m256i numbers_of(Kind kind, const uint8_t* from) {
   const int* words = reinterpret_cast<const int*>(from);
   const __m256i chunks = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(kLanes));
@@ -35,9 +34,22 @@ inline __m256i numbers_of(Kind kind, const uint8_t* from) {
   const __m128i low = _mm_and_si128(bytes, mask), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
   return _mm256_set_m128i(_mm_unpackhi_epi32(low, high), _mm_unpacklo_epi32(low, high));
 }
+inline void unpack_numbers(Kind kind, const uint8_t* from, uint8_t* to) {
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to), numbers_of(kind, from));
+}
+#else
+inline void unpack_numbers(Kind kind, const uint8_t* from, uint8_t* to) {
+  for (int chunk = 0; chunk < chunks_of(kind); chunk++, from += 4 * kLanes)
+    for (int i = 0; i < 4; i++) {
+      if (kind == Kind::kEight) to[4 * chunk + i] = from[i];
+      else to[8 * chunk + i] = from[i] & 15, to[8 * chunk + 4 + i] = from[i] >> 4;
+    }
+}
+#endif
 
 constexpr int64_t kAhead = 8192;
 constexpr int64_t kLine = 64;
+inline void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // A chunk of weights, unpacked, and how a row's group sum takes it in. `x` are the row's numbers of the group.
 template <Kind kind, Activations as>
@@ -56,10 +68,10 @@ struct GroupSum<Activations::kInt8> {
 
 template <Kind kind>
 struct Chunk<kind, Activations::kInt8> {
-  Ints low, high;  // of 8-bit weights `low` only, and with VNNI only
+  Ints low, high;  // of 8-bit weights `low` only, and not with AVX2 alone
 
   explicit Chunk(Ints word) {
-    low = kind == Kind::kFour ? bit_and(word, broadcast8(15)) : word;
+    low = kind == Kind::kFour ? bit_and(word, broadcast8(15)) : kSignedQuads ? flip_signs(word) : word;
     if (kind == Kind::kFour) high = bit_and(shift_right16<4>(word), broadcast8(15));
   }
   template <int number>
@@ -70,7 +82,7 @@ struct Chunk<kind, Activations::kInt8> {
   }
 };
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if STRIDE_SPLITS_WORDS
 
 template <>
 struct GroupSum<Activations::kInt16> {
@@ -138,9 +150,10 @@ struct Tile {
     for (int64_t group = 0; group < x.groups; group++) {
       if constexpr (rows > 2)
         for (int64_t line = 0; line < group_bytes(kind); line += kLine)
-          _mm_prefetch(reinterpret_cast<const char*>(w) + kAhead + line, _MM_HINT_T1);
+          fetch_line(w + kAhead + line);
       GroupSum<as> sum[rows];
-      for (int r = 0; r < rows; r++) sum[r].begin(kind == Kind::kEight ? broadcast_bytes(offsets + r) : zero_ints());
+      constexpr bool is_offset = kind == Kind::kEight && !kSignedQuads;
+      for (int r = 0; r < rows; r++) sum[r].begin(is_offset ? broadcast_bytes(offsets + r) : zero_ints());
       add_chunks<0>(w, numbers, sum);
       const Floats scale = load_halves(w + numbers_bytes(kind));
       for (int r = 0; r < rows; r++)

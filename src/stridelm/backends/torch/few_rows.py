@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from stridelm.backends.common.compiler import CannotCompile, compiled
+from stridelm.backends.common.compiler import CannotCompile, check_processor, compiled
 
 log = logging.getLogger("stridelm")
 _SOURCE = Path(__file__).with_name("few_rows.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
+_NEEDED = {"x86_64": ("avx2",)}
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
 
@@ -23,6 +24,7 @@ _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 def library() -> Any | None:
     """The compiled products; None, with one warning, if they are not available."""
     try:
+        check_processor(_NEEDED)
         # Linked without OpenMP: the library must use the OpenMP that torch has loaded, or two thread pools would
         # compete for the cores.
         return _bind(compiled(_SOURCE, _FLAGS))

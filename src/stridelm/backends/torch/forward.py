@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.common.processor import processor_name
 from stridelm.backends.common.scorer import Scorer
 from stridelm.backends.torch import few_rows
 from stridelm.backends.torch.attention import StepPass
@@ -79,7 +79,7 @@ class TorchForward:
     @property
     def identity(self) -> tuple[object, ...]:
         device = self.network.device
-        place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_entry("model name")
+        place = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
         has_products = few_rows.library() is not None
         return self.backend, self.network.dtype, place, torch.get_num_threads(), torch.__version__, has_products
 
