@@ -512,7 +512,7 @@ def test_what_is_not_verified_says_so(
     assert (answer["decoder"], answer["exact"], answer["tokens_per_forward"]) == (decoder, False, 4)
     assert answer["token_ids"] != plain["token_ids"], "a random adapter knows nothing"
     assert ", not exact, finished by " in generate(*chosen).err
-        assert "\nnot exact    with respect to " in generate("--stats", *chosen).err
+    assert "\nnot exact    with respect to " in generate("--stats", *chosen).err
     raced = generate("--race", "--json", *chosen)
     (report,) = raced.objects
     assert (raced.status, report["exact"], report["identical"]) == (0, False, False), "nobody said that it would be"

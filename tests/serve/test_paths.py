@@ -32,7 +32,7 @@ from stridelm.bench.tune import table as tune_table
 from stridelm.chat.local import LocalSpeaker
 from stridelm.chat.openai_stream import Endpoint
 from stridelm.chat.remote import RemoteSpeaker
-from stridelm.chat.screen import summary as chat_summary
+from stridelm.chat.screen import details
 from stridelm.chat.speaker import total
 from stridelm.cli.answer_figures import as_json, summary
 from stridelm.cli.race import run_races
@@ -145,7 +145,7 @@ def test_a_chat_names_its_path(model: LanguageModel, client: httpx.Client) -> No
         reply = speaker.ask(MESSAGES)
         assert list(reply)
         report = reply.report()
-        assert report.path == OWN and f", {OWN}, exact" in chat_summary(report)
+        assert report.path == OWN and f"ran by {OWN}" in details(report)
         assert total([report, report]).path == OWN
         assert total([report, replace(report, path=HOSTS)]).path == f"{OWN}; {HOSTS}"
         assert total([report, replace(report, path=None)]).path is None
