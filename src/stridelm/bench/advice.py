@@ -19,25 +19,35 @@ def advice(report: Report) -> str:
     if report.baseline not in names or len(names) == 1:
         return "Nothing to advise: no question has answers of two exact decoders that do not end in a loop."
     default = _DEFAULT if _DEFAULT in names else report.baseline
-    best = max(sorted(names), key=lambda name: _gain(speeds, name, report.baseline))
-    if best != default and _is_clearly_faster(speeds, best, default):
-        gains = [f"{name} {_gain(speeds, name, report.baseline):.2f}x" for name in (best, default)]
-        return f"On this machine set --decoder {best}: over one token at a time, {' and '.join(gains)} as fast."
-    by_suite = {
-        suite: _gain({place: of for place, of in speeds.items() if place[0] == suite}, default, report.baseline)
+    gains = {name: _gain(speeds, name, report.baseline) for name in sorted(names)}
+    best = max(gains, key=lambda name: gains[name])
+    if best == default or not _is_clearly_faster(speeds, best, default):
+        best = default
+    others = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items() if name not in (best, report.baseline))
+    if best == report.baseline:
+        return f"On this machine set --decoder {best}: nothing was clearly faster than one token at a time ({others})."
+    fact = f"{gains[best]:.2f}x as fast as one token at a time ({_by_suite(speeds, best, report.baseline)})"
+    if best != default:
+        return f"On this machine set --decoder {best}: it was {fact}, {default} {gains[default]:.2f}x."
+    return f"On this machine leave --decoder at {best}: it was {fact}, and no other exact decoder was clearly faster."
+
+
+def _by_suite(speeds: _Speeds, name: str, over: str) -> str:
+    """On which suite it gained least, and on which most."""
+    gains = {
+        suite: _gain({place: of for place, of in speeds.items() if place[0] == suite}, name, over)
         for suite in dict.fromkeys(suite for suite, _, _ in speeds)
     }
-    least, most = (choose(by_suite, key=lambda suite: by_suite[suite]) for choose in (min, max))
-    return (
-        f"On this machine leave --decoder at {default}: {_gain(speeds, default, report.baseline):.2f}x as fast as one "
-        f"token at a time ({least} {by_suite[least]:.2f}x, {most} {by_suite[most]:.2f}x), and no other exact decoder "
-        "was clearly faster."
-    )
+    extremes = dict.fromkeys(choose(gains, key=lambda suite: gains[suite]) for choose in (min, max))
+    return ", ".join(f"{suite} {gains[suite]:.2f}x" for suite in extremes)
 
 
 def _speeds(report: Report) -> _Speeds:
+    asked = {record.subject for record in report.records}
     exact = {report.baseline} | {
-        name for name, about in report.subjects.items() if about.get("library") == "stridelm" and about.get("exact")
+        name
+        for name, about in report.subjects.items()
+        if about.get("library") == "stridelm" and about.get("exact") and name in asked
     }
     speeds: _Speeds = defaultdict(dict)
     for record in report.records:
