@@ -149,6 +149,7 @@ def test_the_gain_is_told_in_words(page: Page) -> None:
         verdict = told_race(page, seconds)
         expect(verdict.locator("strong")).to_have_text(f"The same text in {said}")
         expect(verdict).to_contain_text(f"{2 / seconds:.2f}x the speed")
+    expect(verdict).to_contain_text("few drafts: as measured, they do not pay here")
     verdict = told_race(page, 1.0, tokens=(1, 2))
     expect(verdict.locator("strong")).to_have_text("Another text, at 2.00x the speed")
     expect(verdict).to_contain_text("please report it")

@@ -38,7 +38,7 @@ function isFirstVisit() {
   });
 }
 
-/** Called only once, while `startRace` is called again whenever the server is asked for its description again. */
+/** Called only once, `startRace` whenever the server is asked for its description. */
 export function listenToRace() {
   byId("race-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -68,7 +68,7 @@ function request() {
   return { model, messages: [{ role: "user", content: byId("race-prompt").value }], ...dialled() };
 }
 
-/** The second lane's request, as any client would send it; that of the last race with the seed that it had. */
+/** The second lane's request, for any client; that of the last race with its seed. */
 function asChat() {
   try {
     const body = request();

@@ -1,19 +1,16 @@
-// What came out of a race: the gain in words, whether the texts are the same, and the pass that brought the most.
+// What came out of a race: the gain in words, whether the texts are the same, and the best pass.
 
 import { element } from "./dom.js";
 import { drawTree } from "./tree.js";
 import { percent, plural } from "./words.js";
 
 const FRACTIONS = [
-  [1 / 5, "a fifth of the"],
   [1 / 4, "a quarter of the"],
   [1 / 3, "a third of the"],
   [1 / 2, "half the"],
   [2 / 3, "two thirds of the"],
-  [3 / 4, "three quarters of the"],
   [1, "the same"],
 ];
-/** How far a share may be from a fraction that stands for it. */
 const NEAR = 0.07;
 
 /** "about half the time", "58 % of the time". */
@@ -36,8 +33,11 @@ export function verdict(lanes, last) {
     isSame ? speed : null,
     identity(lanes, difference),
     `ran by ${other.run.path}`,
+    other.run.decoder === "auto" && other.tokens < 1.1 * other.text.count
+      ? "few drafts: as measured, they do not pay here"
+      : null,
     last.body.temperature > 0 ? `seed ${last.seed}` : null,
-    last.others ? `${plural(last.others, "other answer")} ran when it began: both lanes were slower for it` : null,
+    last.others ? `both lanes were slower for ${plural(last.others, "other answer")} beside them` : null,
   ].filter(Boolean);
   return [
     element("strong", {}, headline),
@@ -81,7 +81,7 @@ export function bestPass({ run }) {
     element(
       "p",
       { class: "faint" },
-      "Drafts that the model itself would have written stand (check); it adds a token of its own (plus). ",
+      "Check: a draft that is what the model writes. Plus: the model's own token. ",
       element("a", { href: "#hood" }, "All passes, step by step"),
     ),
     element(
