@@ -599,7 +599,7 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--prompts missing.jsonl": ("missing.jsonl", "No such file"),
     "--temprature 1 x": ("--temprature", "--temperature", "stridelm generate --help"),
     "--seed": ("--seed",),
-    "one two": ("two",),
+    "one two": ("two", "quotes"),
 }
 
 
