@@ -19,13 +19,8 @@ SIZE = {"width": 1280, "height": 1000}
 
 
 def race(page: Page) -> None:
-    page.select_option("#dial-decoder", "ensemble")
-    page.click("#presets >> text=JSON")
-    page.click("#race-start")
-    page.wait_for_selector("#race-start:enabled")
-    strides = page.locator("article.lane").nth(1).locator(".stride")
-    longest = max(range(min(12, strides.count())), key=lambda place: strides.nth(place).locator(".token").count())
-    strides.nth(longest).focus()
+    """The race that a first visit begins with."""
+    page.wait_for_selector("#race-best svg")
 
 
 def hood(page: Page) -> None:
@@ -55,7 +50,7 @@ with (
     serve_in_process("smollm2", Path(folder) / "log", OMP_NUM_THREADS="2") as server,
 ):
     for theme in ("light", "dark"):
-        with watched_page(browser, f"{server.url}/", color_scheme=theme, viewport=SIZE) as page:
+        with watched_page(browser, f"{server.url}/", is_first_visit=True, color_scheme=theme, viewport=SIZE) as page:
             page.wait_for_selector("body[data-ready]")
             for show in (race, hood, chat, bench):
                 show(page)

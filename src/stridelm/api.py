@@ -127,15 +127,17 @@ class LanguageModel:
         return Answer(self, sequence, settings)
 
     def warm_up(self) -> None:
-        """Make every decoder once whose parts are loaded, so that nothing is measured later, while requests wait. A
-        backend captures its own steps for one user, greedy, with a short text."""
+        """Prepare every decoder whose parts are loaded, so that nothing is measured later, while requests wait."""
         for name in (each for each in DECODERS if not self.resources.must_load(each)):
             with suppress(InputError):
-                drafts = self._policy(self.check(name)).own_drafts
-                if drafts is not None:
-                    self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
+                self.prepare(name)
         # If rows are nearly free, reading a prompt does not delay other answers.
         self.engine.scheduler.shared_prefill_rows = PREFILL_ROWS if self.resources.is_wide else _SHARED_PREFILL_ROWS
+
+    def prepare(self, decoder: str | DecodeSettings) -> None:
+        """Measure a decoder's costs and capture a backend's own steps now, not in the first answer's time."""
+        if (drafts := self._policy(self.check(decoder)).own_drafts) is not None:
+            self.engine.own_steps.warm_up(drafts, self.target.eos_ids)
 
     def scoring(self, tokens: list[int], alternatives: int = 0) -> Sequence:
         """A sequence that writes nothing. Its strides hold the probability of each token, from the second on, and those
@@ -262,8 +264,7 @@ class LanguageModel:
             with self._turn():
                 if sequence in self._failures:
                     raise self._failures.pop(sequence)
-                waiting = self._strides.get(sequence)
-                if waiting is None:
+                if (waiting := self._strides.get(sequence)) is None:
                     return None
                 if waiting:
                     stride = waiting.popleft()

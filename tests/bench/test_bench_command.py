@@ -21,8 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bench")
     subjects = ("--subject", "ngram", "--subject", "transformers")
     arguments = ("bench", "--model", str(save_tiny(out / "model")), *ARGUMENTS, *subjects, "--out", str(out / "report"))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, (out / "printed").open("w") as printed:
         patch.setattr(sys, "argv", ["stridelm", *arguments])
+        patch.setattr(sys, "stdout", printed)
         with pytest.raises(SystemExit) as end:
             cli.main()
     assert not end.value.code
@@ -37,6 +38,8 @@ def test_a_bench_writes_its_report(folder: Path) -> None:
     assert all(record.answer.count <= 8 for record in report.records)
     assert report.extra["voice"].keys() == report.subjects.keys()
     page = (folder / "index.html").read_text()
+    last = (folder.parent / "printed").read_text().splitlines()[-1]
+    assert last.startswith(("On this machine ", "Nothing to advise: ")) and last.endswith(".")
     assert "transformers" in page and (folder / "speed-up.png").stat().st_size > 1000
 
 

@@ -20,6 +20,7 @@ import typer
 
 import stridelm
 from command_line import Call, Run, assert_refused
+from stridelm import api
 from stridelm.api import LanguageModel
 from stridelm.cli import app as cli
 from stridelm.cli import endings as cli_endings
@@ -185,10 +186,46 @@ def test_answer_on_stdout_and_summary_on_stderr(generate: Call, language_model: 
     run = generate("Hello there")
     expected = language_model.generate("Hello there", SamplingParams(max_tokens=TOKENS))
     assert (run.status, run.out) == (0, f"{expected.text}\n")
-    assert run.err.startswith(f"{expected.stats.tokens} tokens in ")
-    assert "auto (torch, host's steps), finished by length, seed " in run.err
-    assert "; exact with respect to " in run.err
-    assert run.err.count("\n") == 1
+    speed, what = run.err.splitlines()
+    assert speed.startswith(f"{expected.stats.tokens} tokens in ")
+    assert what == "auto (torch, host's steps), exact, finished by length"
+    assert max(map(len, (speed, what))) <= 80
+
+
+def test_the_seed_of_a_draw_is_named(generate: Call) -> None:
+    assert generate("--temperature", "1", "--seed", "7", "Hello").err.endswith(", finished by length, seed 7\n")
+
+
+def test_all_figures_on_demand(generate: Call, tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    run = generate("--stats", "--draft-model", tiny_folder(), "--decoder", "draft", "--seed", "7", "Hello there")
+    (answer,) = generate("--json", "--draft-model", tiny_folder(), "--decoder", "draft", "Hello there").objects
+    said = dict(re.findall(r"^(\w+(?: \w+)?) +(.*)$", "\n".join(run.err.splitlines()[2:]), re.MULTILINE))
+    assert list(said) == ["first token", "prompt", "forwards", "drafts", "strides", "seed", "exact"]
+    assert said["forwards"].startswith(f"{answer['forwards']}, {answer['own_forwards']} of them")
+    assert said["seed"] == "7" and said["exact"] == f"with respect to {answer['exact_to']}"
+    strides = [tuple(map(int, each)) for each in re.findall(r"(\d+) of (\d+)", said["strides"])]
+    assert sum(count * length for count, length in strides) == answer["tokens"]
+    file = write_lines(tmp_path, {"prompt": "One"})
+    assert "\n[first token  after " in generate("--stats", "--prompts", file).out
+
+
+def test_figures_are_not_held_up_by_what_is_measured_once(generate: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner's costs are known before an answer's clock starts."""
+    order: list[str] = []
+    make, stream = api.make_policy, LanguageModel.stream
+
+    def made(*given: Any) -> Any:
+        order.append("measured")
+        return make(*given)
+
+    def streamed(*given: Any, **options: Any) -> Any:
+        order.append("asked")
+        return stream(*given, **options)
+
+    monkeypatch.setattr(api, "make_policy", made)
+    monkeypatch.setattr(LanguageModel, "stream", streamed)
+    assert generate("Hello").status == 0
+    assert order == ["measured", "asked"]
 
 
 def test_raw_skips_the_chat_template(generate: Call, language_model: LanguageModel) -> None:
@@ -297,6 +334,7 @@ def test_prompts_file_for_people(generate: Call, tmp_path: Path) -> None:
     file = write_lines(tmp_path, {"prompt": "One"}, {"messages": [{"role": "user", "content": "Two"}]})
     run = generate("--prompts", file)
     assert (run.status, run.err) == (0, "")
+    assert run.out.count("[auto (torch, host's steps), exact, finished by length]\n") == 2
     for prompt in ("One", "Two"):
         assert f">>> {prompt}\n{generate(prompt).out}[{TOKENS} tokens in " in run.out
 
@@ -473,7 +511,8 @@ def test_what_is_not_verified_says_so(
     (answer,) = generate("--json", *chosen).objects
     assert (answer["decoder"], answer["exact"], answer["tokens_per_forward"]) == (decoder, False, 4)
     assert answer["token_ids"] != plain["token_ids"], "a random adapter knows nothing"
-    assert "; not exact with respect to " in generate(*chosen).err
+    assert ", not exact, finished by " in generate(*chosen).err
+    assert "\nnot exact    with respect to " in generate("--stats", *chosen).err
     raced = generate("--race", "--json", *chosen)
     (report,) = raced.objects
     assert (raced.status, report["exact"], report["identical"]) == (0, False, False), "nobody said that it would be"
@@ -501,7 +540,7 @@ def test_explain(generate: Call, tmp_path: Path) -> None:
     ngram = ("--decoder", "ngram", "--explain")
     run = generate(*ngram, "Hello")
     assert run.out == generate("--decoder", "ngram", "Hello").out
-    assert run.err.splitlines()[1:] == [explained]
+    assert run.err.splitlines()[2:] == [explained]
     assert generate("--json", *ngram, "Hello").objects[0]["explain"] == [explained]
     file = write_lines(tmp_path, {"prompt": "One"}, {"prompt": "Two"})
     assert generate(*ngram, "--prompts", file).err == f"{explained}\n"
@@ -554,11 +593,13 @@ BAD_OPTIONS: dict[str, tuple[str, ...]] = {
     "--race --temperature 0.8 x": ("--race", "--seed"),
     "--race --batch 2 --prompts file": ("--batch", "--race"),
     "--race --explain x": ("--explain", "--race"),
+    "--race --stats x": ("--stats", "--race"),
+    "--json --stats x": ("--stats", "--json"),
     "--prompts file x": ("--prompts",),
     "--prompts missing.jsonl": ("missing.jsonl", "No such file"),
     "--temprature 1 x": ("--temprature", "--temperature", "stridelm generate --help"),
     "--seed": ("--seed",),
-    "one two": ("two",),
+    "one two": ("two", "quotes"),
 }
 
 

@@ -29,11 +29,13 @@ class Run:
 
 
 Call = Callable[..., Run]
+CTRL_C = "\x03"
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     """`stridelm` with these arguments, in this process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # what chats remember of what was typed
 
     def run(*arguments: str | Path, stdin: bytes | TextIO | None = b"") -> Run:
         monkeypatch.setattr(sys, "argv", ["stridelm", *map(str, arguments)])
@@ -49,19 +51,18 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 class Keyboard(io.StringIO):
-    """A terminal's: these lines are typed, then Ctrl-D, or whatever else `end` raises."""
+    """A terminal's: these lines are typed, and Ctrl-C where `CTRL_C` stands, then Ctrl-D."""
 
-    def __init__(self, *lines: str, end: BaseException | None = None) -> None:
+    def __init__(self, *lines: str) -> None:
         super().__init__("".join(f"{line}\n" for line in lines))
-        self._end = end
 
     def isatty(self) -> bool:
         return True
 
     def readline(self, size: int = -1, /) -> str:
         line = super().readline(size)
-        if not line and self._end is not None:
-            raise self._end
+        if line.rstrip("\n") == CTRL_C:
+            raise KeyboardInterrupt
         return line
 
 

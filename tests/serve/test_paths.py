@@ -32,9 +32,9 @@ from stridelm.bench.tune import table as tune_table
 from stridelm.chat.local import LocalSpeaker
 from stridelm.chat.openai_stream import Endpoint
 from stridelm.chat.remote import RemoteSpeaker
-from stridelm.chat.screen import summary as chat_summary
+from stridelm.chat.screen import details
 from stridelm.chat.speaker import total
-from stridelm.cli.generate import as_json, summary
+from stridelm.cli.answer_figures import as_json, summary
 from stridelm.cli.race import run_races
 from stridelm.params import SamplingParams
 from stridelm.prompts import PromptLine
@@ -94,7 +94,7 @@ def test_a_result_names_its_path(model: LanguageModel, decoder: str, path: str) 
     assert result.stats.steps == path.removeprefix("hash, ")
     own = [stride.is_own for stride in result.strides]
     assert sum(own) == result.stats.own_forwards == (len(own) - 1 if path is OWN else 0)
-    assert f", {decoder} ({path}), " in summary(result)
+    assert summary(result, PARAMS)[1].startswith(f"{decoder} ({path}), exact")
     told = as_json(result)
     assert (told["path"], told["backend"], told["own_forwards"]) == (path, "hash", sum(own))
 
@@ -145,7 +145,7 @@ def test_a_chat_names_its_path(model: LanguageModel, client: httpx.Client) -> No
         reply = speaker.ask(MESSAGES)
         assert list(reply)
         report = reply.report()
-        assert report.path == OWN and f", {OWN}, exact" in chat_summary(report)
+        assert report.path == OWN and f"ran by {OWN}" in details(report)
         assert total([report, report]).path == OWN
         assert total([report, replace(report, path=HOSTS)]).path == f"{OWN}; {HOSTS}"
         assert total([report, replace(report, path=None)]).path is None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from stridelm.bench.advice import advice
 from stridelm.bench.compare import compare
 from stridelm.bench.measures import measure, theory
 from stridelm.bench.quality import judge, mean_log_likelihood
@@ -87,6 +88,7 @@ def run(options: BenchOptions) -> None:
         console.print(f"{name} took no part: {reason}", style="yellow", markup=False)
     for file in write_report(report, options.out):
         console.print(f"wrote {file}", markup=False)
+    console.print(advice(report), style="bold", markup=False, soft_wrap=True)
 
 
 def write_again(file: Path, out: Path) -> None:

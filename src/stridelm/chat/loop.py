@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stridelm.chat.conversation import Conversation, Turn
-from stridelm.chat.screen import Screen, stride_bars, summary
+from stridelm.chat.questions import LEAVING, QUOTES
+from stridelm.chat.screen import Screen, details, stride_bars, summary
 from stridelm.chat.speaker import Report, Speaker, total
 from stridelm.params import InputError
 from stridelm.settings import DECODERS
 
 
 class _Leave(Exception):
-    """/quit."""
+    """/bye."""
 
 
 @dataclass(slots=True)
@@ -27,12 +28,17 @@ class Chat:
     """Reports on all answers so far, including those that were taken back."""
 
     def run(self) -> None:
-        """Answer line after line. If the input is not a terminal, the first error ends the loop."""
-        for line in self.screen.lines():
+        """Answer question after question. If the input is not a terminal, the first error ends the loop, and so does
+        Ctrl-C."""
+        for line in self.screen.questions(completions):
             try:
                 self._take(line)
             except _Leave:
                 return
+            except KeyboardInterrupt:  # while something is loaded, say, or a server is silent
+                if not self.screen.is_interactive:
+                    raise
+                self.screen.tell(f"stopped; {LEAVING}")
             except InputError as error:
                 if not self.screen.is_interactive:
                     raise
@@ -44,6 +50,7 @@ class Chat:
                 self._answer(self.conversation.ask(line.strip()))
             return
         name, _, argument = line.partition(" ")
+        name = ALIASES.get(name, name)
         command = COMMANDS.get(name)
         if command is None:
             raise InputError(f"there is no command {name}: /help lists them; a space before the line sends it as it is")
@@ -81,9 +88,10 @@ class Chat:
     def help(self, _: str) -> None:
         for name, command in COMMANDS.items():
             self.screen.tell(f"{f'{name} {command.takes}':<16} {command.what}")
-        self.screen.tell("Ctrl-C stops an answer, Ctrl-D leaves. A space before a line sends it as it is.")
+        self.screen.tell(f"{LEAVING}. {QUOTES} before and after a text of several lines.")
+        self.screen.tell("A space before a line sends it as it is. Arrow keys bring back what was typed before.")
 
-    def reset(self, _: str) -> None:
+    def clear(self, _: str) -> None:
         self.conversation.turns.clear()
         self.screen.tell("all turns forgotten")
 
@@ -109,13 +117,11 @@ class Chat:
             self.screen.tell("no answers yet")
             return
         together = total(self.reports)
-        bars = stride_bars(together)
         self.screen.tell(f"{len(self.reports)} answers: {summary(together)}")
-        if bars:
+        if bars := stride_bars(together):
             self.screen.tell("\n".join(["tokens of a forward, and how many forwards brought so many:", *bars]))
-        if self.reports[-1].exact_to is not None:
-            exact = "exact" if self.reports[-1].exact else "not exact"
-            self.screen.tell(f"the last one is {exact} with respect to {self.reports[-1].exact_to}")
+        if lines := details(self.reports[-1]):
+            self.screen.tell("\n".join(["the last answer:", *(f"  {line}" for line in lines)]))
 
     def save(self, name: str) -> None:
         if not name:
@@ -126,7 +132,7 @@ class Chat:
             raise InputError(f"{name}: there is no such home folder") from error
         self.screen.tell(f"{self.conversation.save(file)} messages in {file}")
 
-    def quit(self, _: str) -> None:
+    def bye(self, _: str) -> None:
         raise _Leave
 
 
@@ -142,7 +148,7 @@ class Command:
 
 COMMANDS = {
     "/help": Command(Chat.help, "This list."),
-    "/reset": Command(Chat.reset, "Forget all turns."),
+    "/clear": Command(Chat.clear, "Forget all turns."),
     "/system": Command(Chat.system, "Change the system message; without TEXT there is none.", "TEXT"),
     "/undo": Command(Chat.undo, "Take the last question and its answer back."),
     "/retry": Command(Chat.retry, "Ask the last question again."),
@@ -151,5 +157,14 @@ COMMANDS = {
     ),
     "/stats": Command(Chat.stats, "What the answers cost, and how long the strides were."),
     "/save": Command(Chat.save, "Write the messages to a new file, as JSON lines.", "FILE"),
-    "/quit": Command(Chat.quit, "Leave."),
+    "/bye": Command(Chat.bye, "Leave."),
 }
+ALIASES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye"}
+"""As other chats name them."""
+
+
+def completions(line: str) -> list[str]:
+    """The commands, and decoders, that a line can become."""
+    known = [f"{name} " if command.takes else name for name, command in COMMANDS.items()]
+    known += [f"/decoder {name}" for name in DECODERS] if line.startswith("/decoder ") else []
+    return [each for each in known if each.startswith(line) and line.startswith("/")]

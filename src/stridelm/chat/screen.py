@@ -2,18 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 
 from rich.console import Console
 
+from stridelm.chat.questions import Complete, piped_questions, typed_questions
 from stridelm.chat.speaker import Report
-from stridelm.params import InputError
 
 STRIDE_STYLES = ("bold", "cyan")
 """Strides alternate between these, so that the user sees what each forward pass added."""
-_PROMPT = "> "
 _MAX_STRIDES = 24
-"""Number of strides shown below an answer, the last ones; /stats counts all."""
+"""Number of strides that /stats shows of the last answer."""
 _MAX_BAR = 40
 _UNPRINTABLE = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     ord("\r"): None
@@ -32,24 +30,9 @@ class Screen:
         self._pieces = 0
         self._line_is_open = False
 
-    def lines(self) -> Iterator[str]:
-        """The lines that the user types, or those of a pipe, to the end. Ctrl-C at the prompt is raised."""
-        if not self.is_interactive:
-            yield from _piped_lines()
-            return
-        with suppress(ImportError):
-            import readline  # noqa: F401 (from now on, the prompt has arrow keys and a history)
-        while True:
-            try:
-                yield input(_PROMPT)
-            except EOFError:
-                print(flush=True)
-                return
-            except KeyboardInterrupt:
-                print(flush=True)
-                raise
-            except UnicodeDecodeError:
-                self.tell("that was not text in UTF-8")
+    def questions(self, complete: Complete) -> Iterator[str]:
+        """What the user types, or the lines of a pipe, to the end."""
+        return typed_questions(self.tell, complete) if self.is_interactive else piped_questions()
 
     def show(self, text: str) -> None:
         """Print a piece of an answer."""
@@ -66,9 +49,7 @@ class Screen:
             print(flush=True)
         self._pieces, self._line_is_open = 0, False
         if report is not None:
-            picture = stride_picture(report)
-            line = summary(report, is_interrupted=is_interrupted)
-            self.tell(f"{line}; strides {picture}" if picture else line)
+            self.tell(summary(report, is_interrupted=is_interrupted))
 
     def tell(self, text: str) -> None:
         if self._aside.is_terminal:
@@ -77,19 +58,8 @@ class Screen:
             print(text, file=sys.stderr, flush=True)
 
 
-def _piped_lines() -> Iterator[str]:
-    if sys.stdin is None:
-        raise InputError("there is no standard input to read questions from")
-    for line in sys.stdin.buffer:
-        try:
-            text = line.decode().rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input: not text in UTF-8 ({error})") from error
-        yield text
-
-
 def summary(report: Report, *, is_interrupted: bool = False) -> str:
-    """An answer's figures in one line, without its strides."""
+    """An answer's figures in one short line; /stats has the others."""
     parts = ["interrupted"] if is_interrupted else []
     if report.tokens is not None:
         parts.append(f"{report.tokens} tokens")
@@ -97,17 +67,27 @@ def summary(report: Report, *, is_interrupted: bool = False) -> str:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
     else:
         parts.append(f"{report.seconds:.1f} s")
-    if report.first is not None:
-        parts.append(f"first after {report.first * 1e3:.0f} ms")
     if report.tokens_per_forward is not None:
         parts.append(f"{report.tokens_per_forward:.2f} per forward")
-    if report.path is not None:
-        parts.append(report.path)
     if report.exact is not None:
         parts.append("exact" if report.exact else "not exact")
     if report.finish_reason == "length":
         parts.append("cut off")
     return ", ".join(parts)
+
+
+def details(report: Report) -> list[str]:
+    """What the short line leaves out, as far as it is known."""
+    lines: list[str] = []
+    if report.first is not None:
+        lines.append(f"first piece after {report.first * 1e3:.0f} ms")
+    if report.path is not None:
+        lines.append(f"ran by {report.path}")
+    if picture := stride_picture(report):
+        lines.append(f"strides {picture}")
+    if report.exact_to is not None:
+        lines.append(f"{'exact' if report.exact else 'not exact'} with respect to {report.exact_to}")
+    return lines
 
 
 def stride_picture(report: Report) -> str:

@@ -27,8 +27,10 @@ def complaint(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, _UsageError):
         context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context else ""
-        return error.format_message() + hint  # type: ignore[attr-defined]
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        if message.startswith("Got unexpected extra argument"):
+            message += ": put a text of several words in quotes"
+        return f"{message} (see {context.command_path} --help)" if context else message
     if isinstance(error, OSError) and error.errno in _FIXABLE_DISK_ERRORS:
         return f"{error.filename or 'the output'}: {error.strerror}"
     return None

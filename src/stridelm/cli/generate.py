@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stridelm.cli.answer_figures import as_json, statistics, summary
 from stridelm.cli.options import PROMPTS_HELP, as_option, given, with_settings
 from stridelm.models.preview import may_have_heads, may_have_masks, own_draft
 from stridelm.params import InputError, SamplingParams
@@ -36,6 +37,7 @@ class GenerateOptions:
     json: bool
     batch: int
     explain: bool
+    stats: bool
 
 
 @with_settings
@@ -63,6 +65,9 @@ def generate(
     explain: Annotated[
         bool, typer.Option("--explain", help="Say, after the answer, what the decoder's planner decided and why.")
     ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Give all figures after the answer, not only two lines.")
+    ] = False,
 ) -> None:
     """Answer a prompt, or a file of prompts.
 
@@ -74,7 +79,7 @@ def generate(
     """
     if profile is not None:
         _refuse_decoding_options(context)
-    run(GenerateOptions(choice, prompt, prompts, profile, decode, sampling, raw, race, json, batch, explain))
+    run(GenerateOptions(choice, prompt, prompts, profile, decode, sampling, raw, race, json, batch, explain, stats))
 
 
 def _refuse_decoding_options(context: typer.Context) -> None:
@@ -94,6 +99,10 @@ def run(options: GenerateOptions) -> None:
         raise InputError("--race runs one prompt at a time and does not go with --batch: leave one of them out")
     if options.explain and options.race:
         raise InputError("--explain is about one decoder and does not go with --race: leave one of them out")
+    for other in (name for name in ("race", "json") if options.stats and getattr(options, name)):
+        raise InputError(
+            f"--{other} gives all its figures by itself and does not go with --stats: leave one of them out"
+        )
     fingerprint: str | None = None
     if options.profile is not None:
         decode, fingerprint = read_profile(options.profile)
@@ -127,6 +136,7 @@ def _load(options: GenerateOptions, fingerprint: str | None) -> "LanguageModel":
             f"{options.profile}: was made for another model than {options.choice.model}: load that one, or make a "
             "profile for this one with `stridelm tune`"
         )
+    model.prepare(options.decode)
     return model
 
 
@@ -174,7 +184,11 @@ def _stream(model: "LanguageModel", prompt: "Prompt", options: GenerateOptions) 
         else:
             print(stride.text, end="", flush=True)  # as it is: a console would turn tabs into spaces
     print(flush=True)
-    Console(stderr=True, highlight=False).out(summary(answer.result()), style="dim")
+    Console(stderr=True, highlight=False).out("\n".join(_figures(answer.result(), options)), style="dim")
+
+
+def _figures(result: "Result", options: GenerateOptions) -> list[str]:
+    return summary(result, options.sampling) + (statistics(result) if options.stats else [])
 
 
 def _check_prompts(model: "LanguageModel", lines: list[PromptLine], options: GenerateOptions) -> None:
@@ -199,7 +213,8 @@ def _answer_all(model: "LanguageModel", lines: list[PromptLine], options: Genera
                 _print_json(model, result, options)
             else:
                 shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-                print(f">>> {shown}\n{result.text}\n[{summary(result)}]\n", flush=True)
+                figures = "\n".join(f"[{line}]" for line in _figures(result, options))
+                print(f">>> {shown}\n{result.text}\n{figures}\n", flush=True)
     if not options.json:
         _explain(model, options)
 
@@ -212,35 +227,3 @@ def _explain(model: "LanguageModel", options: GenerateOptions) -> None:
 def _print_json(model: "LanguageModel", result: "Result", options: GenerateOptions) -> None:
     explained = {"explain": model.explain(options.decode)} if options.explain else {}
     print(jsonlib.dumps(as_json(result) | explained), flush=True)
-
-
-def as_json(result: "Result") -> dict[str, Any]:
-    stats = result.stats
-    return {
-        "text": result.text,
-        "token_ids": result.token_ids,
-        "finish_reason": result.finish_reason,
-        "tokens": stats.tokens,
-        "forwards": stats.forwards,
-        "tokens_per_forward": round(stats.tokens_per_forward, 4),
-        "ttft_ms": round(stats.ttft * 1e3, 2),
-        "latency_ms": round(stats.latency * 1e3, 2),
-        "tokens_per_s": round(stats.tokens_per_second, 2),
-        "decoder": result.decoder,
-        "backend": result.backend,
-        "own_forwards": stats.own_forwards,
-        "path": result.path,
-        "seed": result.seed,
-        "exact": result.exact,
-        "exact_to": result.exact_to,
-    }
-
-
-def summary(result: "Result") -> str:
-    stats = result.stats
-    return (
-        f"{stats.tokens} tokens in {stats.forwards} forwards ({stats.tokens_per_forward:.2f} per forward), "
-        f"{stats.tokens_per_second:.1f} tokens/s, first after {stats.ttft * 1e3:.0f} ms, {result.decoder} "
-        f"({result.path}), finished by {result.finish_reason}, seed {result.seed}; "
-        f"{'exact' if result.exact else 'not exact'} with respect to {result.exact_to}"
-    )

@@ -54,9 +54,14 @@ class Watched:
 
 
 @contextmanager
-def watched_page(browser: Browser, url: str, *, is_server_lost: bool = False, **options: Any) -> Iterator[Page]:
-    """The playground at `url`, ready; `is_server_lost`: Chromium itself complains of requests that fail."""
+def watched_page(
+    browser: Browser, url: str, *, is_server_lost: bool = False, is_first_visit: bool = False, **options: Any
+) -> Iterator[Page]:
+    """The playground at `url`, ready; `is_server_lost`: Chromium itself complains of requests that fail;
+    `is_first_visit`: a race begins by itself."""
     context = browser.new_context(**options)
+    if not is_first_visit:
+        context.add_init_script("localStorage.setItem('stridelm-raced', 'yes')")
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     watched = Watched()

@@ -94,6 +94,67 @@ def test_a_race_ends_identical(page: Page) -> None:
             )
 
 
+def test_a_first_visit_begins_with_a_race(browser: Browser, server: ProcessServer) -> None:
+    """Its gain in words, what ran, and the tree of the best pass; a page that is opened again waits for the button."""
+    with watched_page(browser, f"{server.url}/", is_first_visit=True) as page:
+        verdict = page.locator("#verdict")
+        expect(verdict).to_contain_text("identical: all")
+        expect(verdict.locator("strong")).to_have_text(re.compile(r"^The same text in .* time$"))
+        expect(verdict).to_contain_text("ran by native")
+        best = max(len(each["forward"]["emitted"]) for each in drafts(page))
+        expect(page.locator("#race-best h3")).to_have_text(f"The pass that brought the most: {best} tokens at once")
+        assert page.locator("#race-best g.is-accepted").count() == best - 1
+        page.click("#race-best a")
+        expect(page.locator("#view-hood")).to_be_visible()
+        page.goto(f"{server.url}/#race")
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        expect(page.locator("#race-start")).to_be_enabled()
+        assert not page.locator(".stride").count() and not page.inner_text("#race-best")
+
+
+def told_race(page: Page, seconds: float, tokens: tuple[int, int] = (1, 1)) -> None:
+    """A race whose plain lane takes two seconds, and the other one so many."""
+
+    def lane(number: int) -> dict[str, Any]:
+        emitted = {"token": tokens[number], "text": "x", "source": "model", "probability": 1.0, "alternatives": []}
+        row = {"kind": "pending", "parent": -1, "token": 1, "text": "x", "probability": None, "drafter": None}
+        forward = {"is_own": True, "rows": [row], "accepted": [], "rejected": [], "emitted": [emitted]}
+        took = {"lane": number, "seconds": (2.0, seconds)[number], "path": "toy, own steps"}
+        return {**took, "text": "x", "finish_reason": "length", "forward": forward}
+
+    lanes = [{"decoder": name, "exact": True} for name in ("autoregressive", "auto")]
+    start = {"model": "toy", "exact_to": "toy", "backend": "toy", "seed": 1, "others": 0, "lanes": lanes}
+    events = [json.dumps(each) for each in (start, lane(0), lane(1))]
+    body = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]"))
+    page.route("**/playground/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    page.click("#race-start")
+    verdict = page.locator("#verdict")
+    expect(verdict).to_contain_text(f"{seconds:.2f} s instead of 2.00 s")
+    expect(verdict).to_contain_text("ran by toy, own steps")
+    page.unroute("**/playground/race")
+
+
+def test_the_gain_is_told_in_words(page: Page) -> None:
+    words = {
+        1.0: "about half the time",
+        0.69: "about a third of the time",
+        1.4: "about two thirds of the time",
+        0.84: "42 % of the time",
+        2.04: "about the same time",
+        2.6: "130 % of the time",
+    }
+    verdict = page.locator("#verdict")
+    for seconds, said in words.items():
+        told_race(page, seconds)
+        expect(verdict.locator("strong")).to_have_text(f"The same text in {said}")
+        expect(verdict).to_contain_text(f"{2 / seconds:.2f}x the speed")
+    expect(verdict).to_contain_text("few drafts: as measured, they do not pay here")
+    told_race(page, 1.0, tokens=(1, 2))
+    expect(verdict.locator("strong")).to_have_text("Another text, at 2.00x the speed")
+    expect(verdict).to_contain_text("please report it")
+
+
 def test_sampled_lanes_share_their_noise(page: Page) -> None:
     assert "identical" in race(page, decoder="self", temperature=1, max_tokens=32)
 

@@ -7,6 +7,7 @@ import { listenToChat, startChat } from "./chat.js";
 import { placeDials, startDials } from "./dials.js";
 import { byId } from "./dom.js";
 import { startHood } from "./hood.js";
+import { stored } from "./kept.js";
 import { showProblem, startNotices } from "./notice.js";
 import { listenToRace, startRace } from "./race.js";
 
@@ -38,15 +39,6 @@ function startTheme() {
     name();
   });
   name();
-}
-
-/** Browsers may forbid pages to store anything: then nothing is stored. */
-function stored(use) {
-  try {
-    return use(localStorage);
-  } catch {
-    return null;
-  }
 }
 
 async function meetServer() {

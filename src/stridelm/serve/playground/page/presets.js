@@ -3,8 +3,8 @@
 export const PRESETS = [
   {
     name: "Counting",
-    prompt: "Count from 1 to 60 in digits, separated by commas.",
-    shows: "The model knows what comes next, so nearly all that is proposed stands: strides are long.",
+    prompt: "Count from 1 to 60, separated by commas and spaces, like 1, 2, 3.",
+    shows: "A prompt that pays: the model knows what comes next, so most drafts stand. Story is one that hardly does.",
   },
   {
     name: "Repeat a phrase",

@@ -4,13 +4,15 @@ import { stream } from "./api.js";
 import { dialled } from "./dials.js";
 import { byId, element } from "./dom.js";
 import { gathered } from "./gathered.js";
+import { stored } from "./kept.js";
 import { clearNotice, moveFocus, say, showProblem } from "./notice.js";
 import { PRESETS } from "./presets.js";
+import { bestPass, firstDifference, verdict } from "./race_verdict.js";
 import { keepRun } from "./runs.js";
 import { copyButtons } from "./snippets.js";
 import { StrideText } from "./strides.js";
-import { plural } from "./words.js";
 
+const RACED = "stridelm-raced";
 const COUNTERS = ["tokens/s", "tokens per forward", "first token", "forwards", "tokens"];
 
 let model = "";
@@ -18,15 +20,25 @@ let underWay = null;
 /** The last race: its request, its seed, and how many other requests the server had. */
 let last = null;
 
-/** `about`: the server's description of itself. */
+/** `about`: the server's description of itself. A browser's first visit begins with a race. */
 export function startRace(about) {
   model = about.model;
-  byId("presets").replaceChildren(...PRESETS.map(presetButton), element("p", { id: "preset-shows", class: "faint" }));
-  if (!byId("race-prompt").value) put(PRESETS[3]);
+  byId("presets").replaceChildren(...PRESETS.map(presetButton));
+  if (!byId("race-prompt").value) put(PRESETS[0]);
   byId("race-copy").replaceChildren(...copyButtons(asChat));
+  if (!byId("view-race").hidden && isFirstVisit()) run();
 }
 
-/** Called only once, while `startRace` is called again whenever the server is asked for its description again. */
+/** Once per browser: a page that is opened again costs the server nothing. */
+function isFirstVisit() {
+  return stored((store) => {
+    const isFirst = store.getItem(RACED) === null;
+    store.setItem(RACED, "yes");
+    return isFirst;
+  });
+}
+
+/** Called only once, `startRace` whenever the server is asked for its description. */
 export function listenToRace() {
   byId("race-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -56,7 +68,7 @@ function request() {
   return { model, messages: [{ role: "user", content: byId("race-prompt").value }], ...dialled() };
 }
 
-/** The second lane's request, as any client would send it; that of the last race with the seed that it had. */
+/** The second lane's request, for any client; that of the last race with its seed. */
 function asChat() {
   try {
     const body = request();
@@ -71,6 +83,7 @@ function asChat() {
 async function run() {
   clearNotice();
   byId("verdict").replaceChildren();
+  byId("race-best").replaceChildren();
   let lanes = [];
   const drawn = gathered((strides) =>
     lanes.forEach((lane, number) => lane.add(strides.filter((each) => each.lane === number))),
@@ -89,7 +102,8 @@ async function run() {
       byId("lanes").replaceChildren(...lanes.map(({ panel }) => panel));
     }
     drawn.flush();
-    showVerdict(lanes);
+    byId("verdict").replaceChildren(...verdict(lanes, last));
+    byId("race-best").replaceChildren(bestPass(lanes[1]));
   } catch (problem) {
     drawn.flush();
     if (problem.name === "AbortError") byId("verdict").textContent = stopped(lanes);
@@ -122,9 +136,8 @@ class Lane {
     this.panel = element(
       "article",
       { class: "lane panel", "aria-label": title },
-      element("h3", {}, title),
+      element("div", { class: "lane-head" }, element("h3", {}, title), this.path),
       element("dl", { class: "counters" }, names),
-      this.path,
       place,
     );
     this.text = new StrideText(place, `The answer, ${title}, as strides`);
@@ -152,40 +165,6 @@ class Lane {
     shown.forEach((value, index) => (this.counters[index].textContent = String(value)));
     keepRun(this.run);
   }
-}
-
-function firstDifference(lanes) {
-  const [plain, other] = lanes.map(({ text }) => text.tokens);
-  for (let index = 0; index < Math.max(plain.length, other.length); index++) {
-    if (plain[index]?.token !== other[index]?.token) return index;
-  }
-  return null;
-}
-
-function showVerdict(lanes) {
-  const [plain, other] = lanes;
-  const difference = firstDifference(lanes);
-  const speedUp = other.tokens / other.seconds / (plain.tokens / plain.seconds);
-  const speed = element("strong", {}, `${speedUp.toFixed(2)}x the speed`);
-  const said = [speed, difference === null ? " \u00b7 " : ", for another text \u00b7 ", identity(lanes, difference)];
-  if (last.body.temperature > 0) said.push(element("span", { class: "faint" }, ` \u00b7 seed ${last.seed}`));
-  if (last.others) {
-    const beside = `${plural(last.others, "other answer")} on this server when it began: both lanes were slower for it`;
-    said.push(element("span", { class: "faint" }, ` \u00b7 ${beside}`));
-  }
-  byId("verdict").replaceChildren(...said);
-}
-
-function identity(lanes, difference) {
-  const [plain, other] = lanes;
-  if (difference === null) {
-    return element("span", { class: "same" }, `\u2713 identical: all ${plain.tokens} tokens are the same`);
-  }
-  lanes.forEach(({ text }) => text.markDifference(difference));
-  const why = other.isExact
-    ? "although this decoder is exact: please report it"
-    : "as may be, since this decoder is not exact";
-  return element("span", { class: "other" }, `\u2260 differs from token ${difference + 1} on, ${why}`);
 }
 
 function stopped(lanes) {
