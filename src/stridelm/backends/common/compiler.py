@@ -23,12 +23,19 @@ def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] =
     if platform.machine() not in ("x86_64", "AMD64"):
         raise CannotCompile(f"there are none for {platform.machine() or 'this machine'}")
     texts = [file.read_text() for file in sorted([source, *source.parent.glob("*.h")])]
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    compiler = _compiler()
     parts = (*texts, compiler or "", *flags, *link_flags, processor_entry("flags"))
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     made = cache_folder() / "native" / f"{source.stem}-{key}.so"
     if made.is_file():
         return made
+    compile_to(made, source, flags, link_flags)
+    return made
+
+
+def compile_to(made: Path, source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...]) -> None:
+    """Make this shared object; it appears whole or not at all."""
+    compiler = _compiler()
     if compiler is None:
         raise CannotCompile("there is no C++ compiler (g++) here")
     try:
@@ -41,7 +48,10 @@ def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] =
             os.replace(linked, made)
     except (OSError, subprocess.SubprocessError) as error:
         raise CannotCompile(_reason(error)) from error
-    return made
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 
 def _run(*command: str) -> None:

@@ -1,7 +1,9 @@
-"""The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, key_values.h, products.h, draws.h, grow.h and forward.cpp."""
+"""The C interface of the kernels (forward.cpp), bound by ctypes: a build that came with the wheel (prebuilt.py), or one
+compiled for this machine. The structures are those of model.h, key_values.h, products.h, draws.h, grow.h and forward.cpp.
+"""
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -9,14 +11,20 @@ from typing import Any
 
 from stridelm.backends.common.compiler import CannotCompile, compiled
 from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.native.prebuilt import find_prebuilt
 
 _NEEDED = ("avx2", "fma", "f16c")
 # Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
 SOURCE = Path(__file__).with_name("forward.cpp")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC")
-AVX2_FLAGS = tuple(
-    each for flag in FLAGS for each in ([f"-m{name}" for name in _NEEDED] if flag == "-march=native" else [flag])
-)
+
+
+def flags_for(target: Iterable[str]) -> tuple[str, ...]:
+    """The same for another processor than the one at hand."""
+    return tuple(each for flag in FLAGS for each in (target if flag == "-march=native" else [flag]))
+
+
+AVX2_FLAGS = flags_for([f"-m{name}" for name in _NEEDED])
 """For a processor that has what is needed and nothing beyond: to see here what such a one computes."""
 LINK_FLAGS = ("-pthread",)
 
@@ -185,11 +193,12 @@ class PlanQuestion(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
-    missing = set(_NEEDED) - set(processor_entry("flags").split())
+    """The compiled kernels. Raises CannotCompile if there are none for this processor and they cannot be compiled."""
+    processor_flags = processor_entry("flags")
+    missing = set(_NEEDED) - set(processor_flags.split())
     if missing:
         raise CannotCompile(f"the processor has no {', '.join(sorted(missing))}")
-    return bind(compiled(SOURCE, FLAGS, LINK_FLAGS))
+    return bind(find_prebuilt(processor_flags) or compiled(SOURCE, FLAGS, LINK_FLAGS))
 
 
 def bind(made: Path) -> Any:
