@@ -36,7 +36,9 @@ class KernelBuilds(BuildHookInterface):
                 self.app.display_info(f"compiling the kernels for {build.name} ...")
                 compile_to(path, SOURCE, flags_for(build.target), LINK_FLAGS)
         except CannotCompile as error:
-            self.app.display_warning(f"no kernels in this wheel: {error}. They are compiled at first use, if they can be")
+            self.app.display_warning(
+                f"no kernels in this wheel: {error}. They are compiled at first use, if they can be"
+            )
             return
         for build, path in zip(BUILDS, made, strict=True):
             build_data["force_include"][str(path)] = str(build.path.relative_to(_PACKAGE))

@@ -1,6 +1,6 @@
-"""The C interface of the kernels (forward.cpp), bound by ctypes: a build that came with the wheel (prebuilt.py), or one
-compiled for this machine. The structures are those of model.h, key_values.h, products.h, draws.h, grow.h and forward.cpp.
-"""
+"""The C interface of the kernels (forward.cpp), bound by ctypes: a build that the wheel brought (prebuilt.py), or one
+compiled for this machine. The structures are those of model.h, key_values.h, products.h, draws.h, grow.h and
+forward.cpp."""
 
 import ctypes
 from collections.abc import Iterable

@@ -14,8 +14,8 @@ FOLDER = Path(__file__).with_name("prebuilt")
 class Build:
     name: str
     target: tuple[str, ...]
-    """The compiler's flags in place of -march=native. The processor that instructions are ordered for (-mtune) changes no
-    result; these two were as fast as -march=native (docs/decisions.md)."""
+    """The compiler's flags in place of -march=native. The processor that instructions are ordered for (-mtune) changes
+    no result; with these two, the builds were as fast as -march=native (docs/decisions.md)."""
     needs: frozenset[str]
     """What the processor must have, as /proc/cpuinfo names it."""
 
@@ -24,14 +24,19 @@ class Build:
         return FOLDER / f"forward-{self.name}.so"
 
 
-_V3 = frozenset(
-    "cx16 lahf_lm popcnt ssse3 sse4_1 sse4_2 abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split()
-)  # fmt: skip
-_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V3 = {
+    "cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2",
+    "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave",
+}  # fmt: skip
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 BUILDS = (
-    Build("x86-64-v4-vnni", ("-march=x86-64-v4", "-mavx512vnni", "-mtune=icelake-server"), _V4 | {"avx512_vnni"}),
-    Build("x86-64-v3", ("-march=x86-64-v3", "-mtune=znver3"), _V3),
+    Build(
+        "x86-64-v4-vnni",
+        ("-march=x86-64-v4", "-mavx512vnni", "-mtune=icelake-server"),
+        frozenset(_V4 | {"avx512_vnni"}),
+    ),
+    Build("x86-64-v3", ("-march=x86-64-v3", "-mtune=znver3"), frozenset(_V3)),
 )
 """The best first."""
 
