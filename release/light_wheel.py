@@ -1,5 +1,5 @@
-"""Makes stridelm-light of a wheel of stridelm: the same files under another name, with torch and transformers as an extra
-instead of dependencies.
+"""Makes stridelm-light of a wheel of stridelm: the same files under another name, with torch and transformers as an
+extra instead of dependencies.
 
     python release/light_wheel.py dist/stridelm-0.2.0-*.whl
 """
@@ -10,6 +10,7 @@ import hashlib
 import zipfile
 from email import message_from_bytes
 from email.message import Message
+from email.policy import compat32
 from pathlib import Path
 
 NAME, LIGHT = "stridelm", "stridelm-light"
@@ -29,7 +30,8 @@ def make_light(wheel: Path) -> Path:
                 continue
             content = given.read(entry)
             if entry.filename == f"{old}/METADATA":
-                content = _light_metadata(message_from_bytes(content)).as_bytes()
+                unfolded = compat32.clone(max_line_length=None)
+                content = _light_metadata(message_from_bytes(content)).as_bytes(policy=unfolded)
             entry.filename = entry.filename.replace(f"{old}/", f"{new}/", 1)
             light.writestr(entry, content, zipfile.ZIP_DEFLATED)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -58,14 +58,14 @@ def _with_torch_drafters(loaded: LoadedModel, choice: ModelChoice) -> LoadedMode
 
     def load_draft(name: str | Path) -> Draft:
         if is_light():
-            raise needs_torch("a draft model")
+            raise needs_torch("drafting with a second model")
         from stridelm.backends.torch.beside_native import load_torch_draft
 
         return load_torch_draft(str(name), target, choice.settings)
 
     def load_heads(folder: str | Path) -> Heads:
         if is_light():
-            raise needs_torch("the decoder heads")
+            raise needs_torch("drafting with prediction heads")
         from stridelm.backends.torch.beside_native import load_numpy_heads
 
         return load_numpy_heads(Path(folder), target)
