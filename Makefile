@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 
-.PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-faults test-cuda test-vllm test-clients lint bench clean
+.PHONY: help setup setup-dev browser vllm clients demo picture screenshots tables test test-quick test-slow test-faults test-cuda test-vllm test-clients dist test-install lint bench clean
 
 help:
 	@echo "make demo         race one token at a time against several, on three prompts, with the built-in model"
@@ -22,6 +22,8 @@ help:
 	@echo "make test-cuda    the GPU backend's tests, on a machine that has one; minutes"
 	@echo "make test-vllm    our conversions in vLLM, on this CPU; builds an environment of 4 GB for it"
 	@echo "make test-clients other people's clients and test suites against the server; builds environments of 1 GB"
+	@echo "make dist         the wheels and the sdist, in dist/; needs g++ 12 or later"
+	@echo "make test-install what dist holds, installed into empty environments and used; minutes"
 	@echo "make bench        every decoder against plain decoding and transformers' generate; takes an hour"
 	@echo "make picture      draw docs/race.svg anew"
 	@echo "make screenshots  photograph the playground anew, for the docs"
@@ -135,6 +137,16 @@ test-clients: setup-dev clients
 	$(CLIENTS)/bin/python -m pytest tests/clients
 	$(BIN)/python tests/peers/run.py --python $(PEERS)/bin/python $(PEERS_ARGS)
 
+# In an environment of its own: `build` is all that it needs, and brings what makes a wheel into others.
+dist:
+	$(PYTHON) -m venv .venv-build
+	.venv-build/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) build
+	rm -rf dist && .venv-build/bin/python -m build
+	$(PYTHON) release/light_wheel.py dist/stridelm-*.whl
+
+test-install: setup-dev dist
+	$(BIN)/python -m pytest tests/install
+
 # On a machine with a GPU. Most of the time goes to compiling kernels: on many cores, each kernel once, kept on disk.
 test-cuda: setup-dev
 	$(BIN)/python -m pytest -m 'slow or not slow' -n 8 tests/backends/torch/test_cuda.py tests/backends/gpu tests/bench/test_bench_gpu.py
@@ -158,4 +170,4 @@ bench: setup-dev
 	$(BIN)/python bench/cpu/memory.py --json bench/results/memory.json
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(PEERS)
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) $(PEERS) .venv-build dist

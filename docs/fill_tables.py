@@ -14,6 +14,7 @@ from stridelm.train.settings import TrainSettings
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from bench.claims_tables import own_claims, published_claims  # noqa: E402
+from bench.cpu.install_tables import builds, install  # noqa: E402
 from bench.cpu.tables import (  # noqa: E402
     SECOND,
     activations,
@@ -247,7 +248,7 @@ TABLES = {
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
-    "auto": auto, "replay": replay, "replay gpu": device,
+    "install": install, "builds": builds, "auto": auto, "replay": replay, "replay gpu": device,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from suite import LONG_FILES, TESTS
 SOURCE = Path(__file__).parent.parent / "src" / "stridelm"
 NOUNS = (
     "params",
+    "light",
     "files",
     "stats",
     "types",

@@ -1,12 +1,12 @@
 """Milliseconds of a forward on the native backend by its rows, of several source trees or builds in turn.
 
-    python bench/cpu/forward.py [--tree before=FOLDER ...] [--rounds 30] [--threads 2] [--context 200] [--avx2]
-                                [--shapes 1 4+3 4+3x2 4+3x2- ...] [--json FILE]
+    python bench/cpu/forward.py [--tree before=FOLDER ...] [--rounds 30] [--threads 2] [--context 200]
+                                [--builds native avx2 ...] [--shapes 1 4+3 4+3x2 4+3x2- ...] [--json FILE]
 
 A shape is so many real rows, or real rows + masks off the last one; `x2`: off each of the last two; a minus at its end:
 the output head leaves the masks out. Every tree has a process per kind of activations;
 they take turns, shape by shape, so that a slow moment of the machine affects all alike. Without `--tree` the one that
-the script belongs to is measured.
+the script belongs to is measured. `--builds`: how kernels are compiled, for the processor at hand (native) or another.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from bench.measured import machine, script_parser, table, write
 
 SHAPES = ("1", "2", "4", "5", "8", "9", "16", "1+2", "1+4", "3+3", "4+3")
 ACTIVATIONS = ("int8", "int16")
+NATIVE, NARROW = "native", "native without AVX-512"
 REPEATS = 4
 """Forwards of one shape in a turn; the first warms up the caches and is left out."""
 
@@ -77,6 +78,18 @@ def work(activations: str, options: argparse.Namespace) -> None:
         print(json.dumps(times[1:]), flush=True)
 
 
+def flags_of(build: str) -> tuple[str, ...]:
+    """The compiler's flags, by this tree: an older one may not name them."""
+    from stridelm.backends.native.library import AVX2_FLAGS, flags_for
+    from stridelm.backends.native.prebuilt import BUILDS
+
+    narrow = flags_for(["-march=native", "-mno-avx512f", "-mno-avxvnni"])
+    known = {NARROW: narrow, "avx2": AVX2_FLAGS, **{each.name: flags_for(each.target) for each in BUILDS}}
+    if build not in known:
+        raise SystemExit(f"there is no build {build!r}: --builds takes {NATIVE}, {', '.join(known)}")
+    return known[build]
+
+
 def start_with(tree: Path, command: list[str]) -> subprocess.Popen[str]:
     """A process that imports this tree, to be talked to by lines."""
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "HF_HUB_OFFLINE": "1"}
@@ -85,12 +98,11 @@ def start_with(tree: Path, command: list[str]) -> subprocess.Popen[str]:
 
 
 class Worker:
-    def __init__(self, tree: Path, options: Any, activations: str) -> None:
+    def __init__(self, tree: Path, options: Any, activations: str, build: str) -> None:
         command = [sys.executable, __file__, "--work", activations, "--threads", str(options.threads)]
         command += ["--context", str(options.context), "--shapes", *options.shapes]
-        if options.avx2:
-            # Those of this tree: an older one does not name them.
-            command += [f"--flags={' '.join(native_library.AVX2_FLAGS)}"]
+        if build != NATIVE:
+            command += [f"--flags={' '.join(flags_of(build))}"]
         self._process = start_with(tree, command)
         assert self._read() == "ready"
 
@@ -113,11 +125,14 @@ class Worker:
 
 
 def measure(options: Any, trees: dict[str, Path]) -> dict[str, dict[str, dict[str, float]]]:
-    """By tree and activations, then by shape: the median and the 10th percentile."""
+    """By tree, build and activations, then by shape: the median and the 10th percentile."""
     workers = {
-        f"{name}, {activations}": Worker(tree, options, activations)
-        for activations in ACTIVATIONS
+        f"{name}, {activations}" if len(options.builds) == 1 else f"{build}, {activations}": Worker(
+            tree, options, activations, build
+        )
+        for activations in options.activations
         for name, tree in trees.items()
+        for build in options.builds
     }
     taken: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in options.shapes} for name in workers}
     for number in range(options.rounds):
@@ -151,10 +166,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
-    parser.add_argument("--avx2", action="store_true", help="compile for a processor that has nothing beyond AVX2")
+    parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), choices=ACTIVATIONS)
+    parser.add_argument("--builds", nargs="+", default=[NATIVE], help=f"{NATIVE}, avx2, or one that a wheel brings")
     for name in ("--work", "--flags"):
         parser.add_argument(name, default="", help="internal")
     options = parser.parse_args(arguments)
+    if len(options.builds) > 1 and len(options.tree) > 1:
+        parser.error("several builds of several trees are more than a table shows: leave out --tree")
     if options.work:
         return work(options.work, options)
     figures = measure(options, trees_of(options))
@@ -162,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(table(["rows", *options.shapes], cells))
     cells = [[name, *(f"{by[shape]['tenth']:.2f}" for shape in options.shapes)] for name, by in figures.items()]
     print("\n10th percentiles\n\n" + table(["rows", *options.shapes], cells))
-    about = {"machine": machine(options.threads), "context": options.context, "avx2": options.avx2}
+    about = {"machine": machine(options.threads), "context": options.context, "builds": options.builds}
     write(options.json, {**about, "milliseconds": figures})
     return None
 

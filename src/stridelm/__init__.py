@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from stridelm.settings import DecodeSettings, LoadSettings
     from stridelm.types import Result, Stride
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Answer",
     "DecodeSettings",

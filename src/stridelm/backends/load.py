@@ -9,6 +9,7 @@ from pathlib import Path
 from stridelm.backends.common.compiler import CannotCompile
 from stridelm.backends.native.model_source import DoesNotFit
 from stridelm.contracts import Heads
+from stridelm.light import is_light, needs_torch
 from stridelm.models.preview import heads_k, own_draft, own_heads
 from stridelm.models.target import Draft, LoadedModel, OwnHeads
 from stridelm.params import InputError
@@ -33,12 +34,18 @@ def load_model(choice: ModelChoice) -> LoadedModel:
         except (DoesNotFit, CannotCompile) as error:
             if is_asked_for:
                 raise InputError(f"{choice.model}: the native backend {_reason(error)}") from error
+            if is_light():
+                raise needs_torch(
+                    f"{choice.model}: the native backend {_reason(error)}; running it otherwise"
+                ) from error
             if isinstance(error, CannotCompile):
                 log.warning("the native backend %s: torch serves, which is slower", _reason(error))
     if settings.activations != ACTIVATIONS[0]:
         raise InputError("activations are a matter of the native backend, which does not run this: leave them out")
     if settings.kv_cache != KV_CACHES[0]:
         raise InputError("kv_cache is a matter of the native backend, which does not run this: leave it out")
+    if is_light():
+        raise needs_torch(f"{choice.model}: running it on torch or a GPU")
     # Imported here, because importing torch takes two seconds.
     from stridelm.backends import network
 
@@ -50,11 +57,15 @@ def _with_torch_drafters(loaded: LoadedModel, choice: ModelChoice) -> LoadedMode
     target = loaded.target
 
     def load_draft(name: str | Path) -> Draft:
+        if is_light():
+            raise needs_torch("drafting with a second model")
         from stridelm.backends.torch.beside_native import load_torch_draft
 
         return load_torch_draft(str(name), target, choice.settings)
 
     def load_heads(folder: str | Path) -> Heads:
+        if is_light():
+            raise needs_torch("drafting with prediction heads")
         from stridelm.backends.torch.beside_native import load_numpy_heads
 
         return load_numpy_heads(Path(folder), target)

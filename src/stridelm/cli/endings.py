@@ -5,6 +5,7 @@ import os
 
 import typer
 
+from stridelm.light import LEFT_OUT, needs_torch
 from stridelm.params import InputError
 
 # The base of all usage errors. typer brings its own click or uses the installed one, depending on its version.
@@ -31,6 +32,8 @@ def complaint(error: Exception) -> str | None:
         if message.startswith("Got unexpected extra argument"):
             message += ": put a text of several words in quotes"
         return f"{message} (see {context.command_path} --help)" if context else message
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in LEFT_OUT:
+        return str(needs_torch("this command"))
     if isinstance(error, OSError) and error.errno in _FIXABLE_DISK_ERRORS:
         return f"{error.filename or 'the output'}: {error.strerror}"
     return None

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stridelm.export.gguf_vocabulary import vocabulary_fields
 from stridelm.export.hf_folder import made_whole
-from stridelm.models.gguf import TENSORS
+from stridelm.models.gguf_content import TENSORS
 from stridelm.params import InputError
 
 if TYPE_CHECKING:

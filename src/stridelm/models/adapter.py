@@ -6,17 +6,19 @@ format, so that no LoRA loader accepts it. An adapter without a gate has another
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import PreTrainedConfig
-
-from stridelm.models.parts import Kind, check_tensors, load_part, save_part
+from stridelm.models.parts import Kind, Read, Shapes, check_tensors, load_part, save_part
 from stridelm.models.parts import check_base as check_base_of
-from stridelm.models.prediction_heads import PredictionHeads
-from stridelm.models.sequential_head import SequentialHead
 from stridelm.params import InputError
 from stridelm.stepper import mask_priors
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+    from stridelm.models.prediction_heads import PredictionHeads
+    from stridelm.models.sequential_head import SequentialHead
 
 CONFIG = "adapter.json"
 GATED = Kind("adapter", CONFIG, "stridelm-gated-adapter")
@@ -25,8 +27,8 @@ WITH_TAIL = Kind("adapter", CONFIG, "stridelm-gated-adapter", 2)
 UNGATED = Kind("adapter", CONFIG, "stridelm-ungated-adapter")
 """All rows pass through it, so it changes the model: decoding runs the base with this adapter merged into it."""
 MASK_EMBEDDING = "mask_embedding"
-_SEQUENTIAL = "sequential_head."
-_TAIL = "tail_heads."
+SEQUENTIAL = "sequential_head."
+TAIL = "tail_heads."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +83,39 @@ class Adapter:
     """
 
     config: AdapterConfig
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Any]
+    """Torch's, or numpy arrays, as they were read."""
     is_gated: bool = True
 
     @property
-    def mask_embedding(self) -> torch.Tensor:
+    def mask_embedding(self) -> Any:
         return self.tensors[MASK_EMBEDDING]
 
-    def low_rank(self, target: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def low_rank(self, target: str) -> tuple[Any, Any]:
         """The two factors of a target: down (rank x in) and up (out x rank)."""
         return self.tensors[f"{target}.down"], self.tensors[f"{target}.up"]
 
-    def sequential_head(self) -> SequentialHead | None:
+    def sequential_head(self) -> "SequentialHead | None":
         """The head in float32, on the CPU, without gradients; None if the adapter has none."""
+        from stridelm.models.sequential_head import SequentialHead
+
         if not self.config.sequential_size:
             return None
         head = SequentialHead(self.config.width, self.config.sequential_size)
-        head.load_state_dict(self._below(_SEQUENTIAL))
+        head.load_state_dict(self._below(SEQUENTIAL))
         return head.requires_grad_(False)
 
-    def tail_heads(self) -> PredictionHeads | None:
+    def tail_heads(self) -> "PredictionHeads | None":
         """The heads on the last mask, likewise."""
+        from stridelm.models.prediction_heads import PredictionHeads
+
         if not self.config.tail_heads:
             return None
         heads = PredictionHeads(self.config.width, self.config.tail_heads, self.config.tail_size)
-        heads.load_state_dict(self._below(_TAIL))
+        heads.load_state_dict(self._below(TAIL))
         return heads.requires_grad_(False)
 
-    def _below(self, prefix: str) -> dict[str, torch.Tensor]:
+    def _below(self, prefix: str) -> "dict[str, torch.Tensor]":
         return {
             name.removeprefix(prefix): tensor.float()
             for name, tensor in self.tensors.items()
@@ -116,12 +123,12 @@ class Adapter:
         }
 
 
-def sequential_tensors(head: SequentialHead) -> dict[str, torch.Tensor]:
-    return {f"{_SEQUENTIAL}{name}": tensor for name, tensor in head.state_dict().items()}
+def sequential_tensors(head: "SequentialHead") -> "dict[str, torch.Tensor]":
+    return {f"{SEQUENTIAL}{name}": tensor for name, tensor in head.state_dict().items()}
 
 
-def tail_tensors(heads: PredictionHeads) -> dict[str, torch.Tensor]:
-    return {f"{_TAIL}{name}": tensor for name, tensor in heads.state_dict().items()}
+def tail_tensors(heads: "PredictionHeads") -> "dict[str, torch.Tensor]":
+    return {f"{TAIL}{name}": tensor for name, tensor in heads.state_dict().items()}
 
 
 def save_adapter(folder: Path, adapter: Adapter) -> None:
@@ -137,26 +144,38 @@ _HINTS = {
 }
 
 
-def load_adapter(folder: Path) -> Adapter:
+def load_adapter(folder: Path, read: Read | None = None) -> Adapter:
+    """`read`: without one, torch's tensors are read."""
     if not (folder / CONFIG).is_file():
         found = next((hint for file, hint in _HINTS.items() if (folder / file).is_file()), None)
         hint = f" ({found})" if found else ""
         raise InputError(f"{folder}: no {CONFIG} there, so it is not a StrideLM adapter{hint}")
-    kind, config, tensors = load_part(folder, (GATED, WITH_TAIL, UNGATED), AdapterConfig)
+    if read is None:
+        from stridelm.models.store import read_weights as read
+    kind, config, tensors = load_part(folder, (GATED, WITH_TAIL, UNGATED), AdapterConfig, read)
     expected: dict[str, tuple[int | None, ...]] = {MASK_EMBEDDING: (config.masks, config.width)}
     for target in config.targets:
         expected |= {f"{target}.down": (config.rank, None), f"{target}.up": (None, config.rank)}
-    if config.sequential_size:
-        head = SequentialHead(config.width, config.sequential_size)
-        expected |= {name: tuple(tensor.shape) for name, tensor in sequential_tensors(head).items()}
-    if config.tail_heads:
-        heads = PredictionHeads(config.width, config.tail_heads, config.tail_size)
-        expected |= {name: tuple(tensor.shape) for name, tensor in tail_tensors(heads).items()}
+    expected |= _head_shapes(config)
     check_tensors(folder, kind, tensors, expected)
     return Adapter(config, tensors, is_gated=kind is not UNGATED)
 
 
-def check_takes_masks(config: PreTrainedConfig) -> None:
+def _head_shapes(config: AdapterConfig) -> Shapes:
+    """The tensors of a SequentialHead and of PredictionHeads, if it has them."""
+    width, size, tail, tail_size = config.width, config.sequential_size, config.tail_heads, config.tail_size
+    sequential = {
+        "read.weight": (2 * size, 2 * width),
+        "read.bias": (2 * size,),
+        "carry.weight": (2 * size, size),
+        "write.weight": (width, size),
+    }
+    heads = {"up_HSC": (tail, tail_size, width), "down_HCS": (tail, width, tail_size)}
+    shapes = {f"{SEQUENTIAL}{name}": shape for name, shape in sequential.items() if size}
+    return shapes | {f"{TAIL}{name}": shape for name, shape in heads.items() if tail}
+
+
+def check_takes_masks(config: "PreTrainedConfig") -> None:
     """Refuse models that need a token for every row: a mask is an embedding, not a token."""
     if getattr(config.get_text_config(), "hidden_size_per_layer_input", None):
         raise InputError(

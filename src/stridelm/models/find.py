@@ -2,18 +2,20 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stridelm.models import builtin
-from stridelm.models.folder_settings import read_config, read_eos_ids, read_tokenizer
-from stridelm.models.gguf import read_gguf
-from stridelm.models.store import read_weights, weight_files
-from stridelm.models.stored import StoredModel
 from stridelm.models.support import check_config
 from stridelm.params import InputError
 
+if TYPE_CHECKING:
+    from stridelm.models.stored import StoredModel
 
-def read_model(name: str) -> StoredModel:
+
+def read_model(name: str) -> "StoredModel":
     """Read everything that is stored of the model with this name."""
+    from stridelm.models.gguf import read_gguf
+
     folder = folder_of(name)
     if folder is not None:
         return read_folder(folder)
@@ -29,14 +31,15 @@ def folder_of(name: str) -> Path | None:
         return builtin.ensure_builtin()
     if name and path.is_dir():
         return path
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-        return None
-    return from_hub(name)
+    check_name(name)
+    return None if path.suffix == ".gguf" else from_hub(name)
 
 
-def read_folder(folder: Path) -> StoredModel:
+def read_folder(folder: Path) -> "StoredModel":
+    from stridelm.models.folder_settings import read_config, read_eos_ids, read_tokenizer
+    from stridelm.models.store import read_weights, weight_files
+    from stridelm.models.stored import StoredModel
+
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no config.json there, so it is not a Hugging Face model folder")
     files = weight_files(folder)
@@ -46,13 +49,25 @@ def read_folder(folder: Path) -> StoredModel:
     return StoredModel(config, read_weights(files), tokenizer, read_eos_ids(folder, config, tokenizer))
 
 
-def from_hub(name: str) -> Path:
-    unknown = (
+def check_name(name: str) -> None:
+    """Refuse what can be no model: a missing file, or a name that no hub has. Nothing is fetched."""
+    path = Path(name)
+    if path.suffix == ".gguf" and not path.is_file():
+        raise InputError(f"{path}: no such file")
+    is_on_hub = name.count("/") == 1 and not name.startswith((".", "/", "~")) and os.sep * 2 not in name
+    if name != builtin.NAME and not path.exists() and not is_on_hub:
+        raise InputError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    return (
         f"there is no model {name!r}: --model takes {builtin.NAME} (built in), a Hugging Face folder, a .gguf file or "
         "a hub id such as Qwen/Qwen3-0.6B; `stridelm models` lists what is on this machine"
     )
-    if name.count("/") != 1 or name.startswith((".", "/", "~")) or os.sep * 2 in name:
-        raise InputError(unknown)
+
+
+def from_hub(name: str) -> Path:
+    check_name(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -66,4 +81,4 @@ def from_hub(name: str) -> Path:
     # A proxy, a broken connection, an unknown name: each library that the hub's client uses has its own errors.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{unknown} (the hub said: {reason})") from error
+        raise InputError(f"{_unknown(name)} (the hub said: {reason})") from error

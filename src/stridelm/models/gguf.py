@@ -1,228 +1,47 @@
-"""GGUF files as transformers models: settings, weights (dequantised to float32) and tokenizer."""
+"""GGUF files as transformers models."""
 
-import re
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
-import numpy.typing as npt
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
-from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
+from stridelm.models.gguf_content import GgufContent, damaged, read_content
 from stridelm.models.stored import StoredModel
-from stridelm.params import InputError
 
 _CONFIGS: dict[str, type[LlamaConfig | Qwen2Config | Qwen3Config]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
-TENSORS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-"""llama.cpp's name of a tensor -> transformers' name."""
-
-_SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
-_LONGEST_ARRAY = 2**22
-"""Maximum number of items. The longest arrays are the vocabulary and its merges: some hundred thousand."""
-# The reader follows offsets and sizes found in the file: damage shows as any of these.
-_DAMAGE = (
-    ValueError, LookupError, TypeError, ArithmeticError, MemoryError, OSError, RuntimeError, StrictDataclassError
-)  # fmt: skip
+# What transformers' configs raise for settings that they do not take.
+_REFUSALS = (ValueError, LookupError, TypeError, ArithmeticError, StrictDataclassError)
 
 
 def read_gguf(path: Path) -> StoredModel:
     """Read a whole file. Raises InputError if it is damaged or of a kind that is not supported."""
+    found = read_content(path)
     try:
-        reader = _Reader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        config = _config(path, fields, [tensor.name for tensor in reader.tensors])
-        weights = dict(_weight(path, config, tensor) for tensor in reader.tensors)
-        _check_weights(path, config, weights)
-        tokenizer = tokenizer_from_gguf(path, fields)
-    except InputError:
-        raise
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"{path}: cannot be read as a GGUF file ({type(error).__name__}: {reason}). It may be cut off or damaged: "
-            "fetch it again"
-        ) from error
-    ends = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
-    return StoredModel(config, weights, tokenizer, frozenset(end for end in ends if end is not None))
+        config = _config(found)
+    except _REFUSALS as error:
+        raise damaged(path, error) from error
+    weights = {name: torch.from_numpy(array) for name, array in found.weights.items()}
+    return StoredModel(config, weights, _tokenizer(found), found.eos_ids)
 
 
-class _Reader(gguf.GGUFReader):
-    """Raises an error at the end of the file. gguf's own reader takes missing data as empty, and an array with a
-    damaged length as billions of items."""
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        if raw_type == gguf.GGUFValueType.ARRAY:
-            length = int(self._get(orig_offs + 4, np.uint64)[0])
-            if length > _LONGEST_ARRAY:
-                raise ValueError(f"a list of {length} items at byte {orig_offs}")
-        return super()._get_field_parts(orig_offs, raw_type)
-
-    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> npt.NDArray[Any]:
-        found = super()._get(offset, dtype, count, override_order)
-        if len(found) < count:
-            raise ValueError(f"it ends at byte {len(self.data)}, before all of it was read")
-        return found
+def _config(found: GgufContent) -> PreTrainedConfig:
+    config_class = _CONFIGS[found.config.model_type]
+    architecture = config_class.__name__.replace("Config", "ForCausalLM")
+    settings = {name: value for name, value in vars(found.config).items() if name != "model_type"}
+    return config_class(**settings, architectures=[architecture], dtype="float32")
 
 
-def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> PreTrainedConfig:
-    architecture = fields["general.architecture"]
-    if architecture not in _CONFIGS:
-        raise InputError(
-            f"{path}: architecture {architecture!r} is not supported from GGUF ({', '.join(_CONFIGS)} are): use the "
-            "model's Hugging Face folder instead"
-        )
-
-    def setting(name: str, default: Any = None) -> Any:
-        value = fields.get(f"{architecture}.{name}", default)
-        if value is None:
-            raise InputError(f"{path}: the setting {architecture}.{name} is missing: fetch the file again")
-        return value
-
-    # A factor without a type means linear scaling to llama.cpp; a factor of 1 changes nothing.
-    for name in (*_SCALING, "attention.sliding_window", "expert_count"):
-        if fields.get(f"{architecture}.{name}") not in (None, "none", 0, 1 if name in _SCALING else 0):
-            raise InputError(
-                f"{path}: {architecture}.{name} is not supported from GGUF: use the model's Hugging Face folder instead"
-            )
-    # Checked here, because configs make lists with an item per layer: a damaged number would fill the memory.
-    layers, there = setting("block_count"), len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
-    if layers != there:
-        raise InputError(
-            f"{path}: {architecture}.block_count says {layers} layers, but there are weights of {there}: fetch the "
-            "file again"
-        )
-    heads = setting("attention.head_count")
-    hidden = setting("embedding_length")
-    head_size = setting("attention.key_length", hidden // heads)
-    if {setting("attention.value_length", head_size), setting("rope.dimension_count", head_size)} != {head_size}:
-        raise InputError(
-            f"{path}: value heads or rotary dimensions of another size than {head_size} are not supported from GGUF: "
-            "use the model's Hugging Face folder instead"
-        )
-    tokens = len(fields["tokenizer.ggml.tokens"])
-
-    def token_id(name: str) -> int | None:
-        token = fields.get(f"tokenizer.ggml.{name}_token_id")
-        if token is not None and not 0 <= token < tokens:
-            raise InputError(
-                f"{path}: tokenizer.ggml.{name}_token_id is {token}, but there are {tokens} tokens: fetch the file "
-                "again"
-            )
-        return token
-
-    eos, padding = token_id("eos"), token_id("padding")
-    return _CONFIGS[architecture](
-        architectures=[_CONFIGS[architecture].__name__.replace("Config", "ForCausalLM")],
-        vocab_size=tokens,
-        hidden_size=hidden,
-        intermediate_size=setting("feed_forward_length"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=setting("attention.head_count_kv", heads),
-        head_dim=head_size,  # type: ignore[call-arg]  # Qwen2Config keeps it without declaring it
-        max_position_embeddings=setting("context_length"),
-        rms_norm_eps=setting("attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": setting("rope.freq_base", 10000.0)},
-        tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=token_id("bos"),
-        eos_token_id=eos,
-        pad_token_id=eos if padding is None else padding,
-        dtype="float32",
+def _tokenizer(found: GgufContent) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=found.tokenizer.backend_tokenizer,
+        **found.tokenizer.special_tokens_map,
+        clean_up_tokenization_spaces=False,
+        model_max_length=found.config.max_position_embeddings,
     )
-
-
-def _name_and_heads(path: Path, config: PreTrainedConfig, tensor: str) -> tuple[str, int | None]:
-    """transformers' name of a tensor, and, if its rows have to be reordered, their number of heads."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor)
-    if not match or match[2] not in TENSORS:
-        raise InputError(
-            f"{path}: the tensor {tensor!r} is not known for {config.model_type}: use the model's Hugging Face folder "
-            "instead"
-        )
-    layer, kind, part = match.groups()
-    heads = None
-    if config.model_type == "llama" and kind in ("attn_q", "attn_k"):
-        heads = config.num_attention_heads if kind == "attn_q" else config.num_key_value_heads
-    prefix = f"model.layers.{layer}." if layer is not None else ""
-    return f"{prefix}{TENSORS[kind]}.{part}", heads
-
-
-def _weight(path: Path, config: PreTrainedConfig, tensor: gguf.ReaderTensor) -> tuple[str, torch.Tensor]:
-    name, heads = _name_and_heads(path, config, tensor.name)
-    try:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-    except NotImplementedError as error:
-        raise InputError(
-            f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported: use a file with "
-            "another quantisation, or the model's Hugging Face folder"
-        ) from error
-    # A copy: the reader's array is a view of the memory-mapped file.
-    return name, torch.from_numpy(array.copy() if heads is None else _split_halves(array, heads).copy())
-
-
-def read_blocks(path: Path, config: PreTrainedConfig) -> dict[str, tuple[str, np.ndarray]]:
-    """The weights as they are stored, by transformers' names: the kind of their blocks, and rows of bytes. For a file
-    that `read_gguf` accepts. They are views of the file, except those whose rows are reordered."""
-    blocks: dict[str, tuple[str, np.ndarray]] = {}
-    for tensor in _Reader(path).tensors:
-        if len(tensor.shape) == 2:
-            rows = tensor.data.reshape(int(tensor.shape[1]), -1).view(np.uint8)
-            name, heads = _name_and_heads(path, config, tensor.name)
-            blocks[name] = tensor.tensor_type.name, rows if heads is None else _split_halves(rows, heads)
-    return blocks
-
-
-def _split_halves(array: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring pairs of a head, transformers its two halves: reorder the rows accordingly."""
-    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
-
-
-def _check_weights(path: Path, config: PreTrainedConfig, weights: dict[str, torch.Tensor]) -> None:
-    """Exactly the model's weights are there: transformers would initialise a missing one at random and ignore an extra
-    one."""
-    with torch.device("meta"):
-        expected = AutoModelForCausalLM.from_config(config).state_dict()
-    if config.tie_word_embeddings:
-        del expected["lm_head.weight"]
-    missing = sorted(expected.keys() - weights.keys())
-    if missing:
-        raise InputError(f"{path}: the weight {missing[0]} is missing ({len(missing)} in all): fetch the file again")
-    for name, weight in weights.items():
-        if name not in expected:
-            raise InputError(
-                f"{path}: the weight {name} is more than {config.model_type} models have: use the model's Hugging Face "
-                "folder instead"
-            )
-        if weight.shape != expected[name].shape:
-            raise InputError(
-                f"{path}: the weight {name} is of shape {tuple(weight.shape)}, but the settings say "
-                f"{tuple(expected[name].shape)}: fetch the file again"
-            )
+    tokenizer.chat_template = found.tokenizer.chat_template
+    return tokenizer

@@ -7,9 +7,10 @@ trained with. Each entry here was compared with llama.cpp's ids (tests/data/llam
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
 
+from stridelm.models.tokenizer import Tokenizer
 from stridelm.params import InputError
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -65,7 +66,7 @@ def _bpe(path: Path, tokens: list[str], merges: list[str], *, ignore_merges: boo
         raise InputError(f"{path}: its merges do not fit its vocabulary ({reason}): fetch the file again") from error
 
 
-def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFast:
+def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> Tokenizer:
     """`fields` are the file's metadata by name."""
     kind = fields["tokenizer.ggml.model"]
     if kind != "gpt2":
@@ -75,12 +76,12 @@ def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokeniz
         )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     pre = fields.get("tokenizer.ggml.pre", "")
-    tokenizer = Tokenizer(_bpe(path, tokens, fields["tokenizer.ggml.merges"], ignore_merges=pre == "llama-bpe"))
-    tokenizer.pre_tokenizer = _pre_tokenizer(path, pre)
-    tokenizer.decoder = decoders.ByteLevel()
+    backend = Backend(_bpe(path, tokens, fields["tokenizer.ggml.merges"], ignore_merges=pre == "llama-bpe"))
+    backend.pre_tokenizer = _pre_tokenizer(path, pre)
+    backend.decoder = decoders.ByteLevel()
     for token, token_kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
         if token_kind in (_CONTROL, _USER_DEFINED):
-            tokenizer.add_tokens([AddedToken(token, special=token_kind == _CONTROL, normalized=False)])
+            backend.add_tokens([AddedToken(token, special=token_kind == _CONTROL, normalized=False)])
 
     def special(name: str) -> str | None:
         index = fields.get(f"tokenizer.ggml.{name}_token_id")
@@ -89,17 +90,12 @@ def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> PreTrainedTokeniz
     eos = special("eos")
     bos = special("bos")
     if bos is not None and fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
-        tokenizer.post_processor = processors.TemplateProcessing(
+        backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, fields["tokenizer.ggml.bos_token_id"])]
         )
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=bos,
-        eos_token=eos,
-        pad_token=special("padding") or eos,
-        unk_token=special("unknown"),
-        clean_up_tokenization_spaces=False,
-        model_max_length=fields.get(f"{fields['general.architecture']}.context_length"),
-    )
-    wrapped.chat_template = fields.get("tokenizer.chat_template")
-    return wrapped
+    named = {"bos": bos, "eos": eos, "pad": special("padding") or eos, "unk": special("unknown")}
+    special_tokens = {f"{name}_token": token for name, token in named.items() if token is not None}
+    for token in dict.fromkeys(special_tokens.values()):
+        if token not in {added.content for added in backend.get_added_tokens_decoder().values()}:
+            backend.add_tokens([AddedToken(token, special=True)])  # as transformers' tokenizers do
+    return Tokenizer(backend, special_tokens=special_tokens, chat_template=fields.get("tokenizer.chat_template"))

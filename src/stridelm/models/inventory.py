@@ -22,7 +22,8 @@ class LocalModel:
 
 def local_models() -> Iterator[LocalModel]:
     """The built-in model, then what the Hugging Face cache holds."""
-    folder = builtin.builtin_folder()
+    places = (builtin.builtin_folder(), builtin.cache_folder() / builtin.GGUF_FOLDER)
+    folder = next((place for place in places if place.is_dir()), places[0])
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     yield LocalModel(builtin.NAME, folder, size, folder.is_dir())
     hub = Path(constants.HF_HUB_CACHE)

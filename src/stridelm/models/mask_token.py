@@ -6,14 +6,15 @@ there are several mask tokens, that of its depth's token. Each row says whether 
 occur in a prompt.
 """
 
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from stridelm.models.preview import MASK_KEY
 from stridelm.models.tokenizer import TextTokenizer
 from stridelm.params import InputError
 from stridelm.settings import LARGEST_K
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 MASK_TOKEN = "<|stride_mask|>"
 ROUND_VOCABULARY = 64
@@ -25,7 +26,7 @@ MASK_IDS_KEY = "mask_token_ids"
 """The masks' ids by depth, if depths have different tokens; deeper masks use the last one."""
 
 
-def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, int] | None:
+def own_mask_token(config: "PreTrainedConfig", tokenizer: TextTokenizer) -> tuple[str, int] | None:
     """The name and the id of a model's own mask token; None if its config names none."""
     token: Any = getattr(config, MASK_KEY, None)
     if token is None:
@@ -39,7 +40,7 @@ def own_mask_token(config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[
     return str(getattr(config, MASK_NAME_KEY, None) or tokenizer.convert_ids_to_tokens(token)), token
 
 
-def own_masks(name: str, config: PreTrainedConfig, tokenizer: TextTokenizer) -> tuple[str, list[int]] | None:
+def own_masks(name: str, config: "PreTrainedConfig", tokenizer: TextTokenizer) -> tuple[str, list[int]] | None:
     """The mask token of a model called `name`, and the ids of its longest chain by depth; None if its config names no
     mask token."""
     try:

@@ -7,21 +7,24 @@ entries are the fields of a dataclass.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from stridelm.models.store import read_weights
 from stridelm.params import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 SHARD_BYTES = 15_000_000
 """Maximum size of a shard: small enough for any code host and mail gateway."""
 
+Read = Callable[[list[Path]], dict[str, Any]]
+"""Reads the tensors of files: torch's (`store.read_weights`) or numpy arrays (`weight_arrays.read_arrays`)."""
 Shapes = Mapping[str, tuple[int | None, ...]]
 """Tensor's name -> its shape, with None for dimensions of any size."""
 
@@ -38,8 +41,11 @@ class Kind:
     version: int = 1
 
 
-def save_part(folder: Path, kind: Kind, config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+def save_part(folder: Path, kind: Kind, config: Any, tensors: "Mapping[str, torch.Tensor]") -> None:
     """Write tensors in bfloat16 to a folder. The JSON file is written last: without it the folder is not valid."""
+    import torch
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, torch.Tensor]] = [{}]
     room = SHARD_BYTES
@@ -74,8 +80,8 @@ Config = TypeVar("Config")
 
 
 def load_part(
-    folder: Path, kinds: tuple[Kind, ...], config_class: type[Config]
-) -> tuple[Kind, Config, dict[str, torch.Tensor]]:
+    folder: Path, kinds: tuple[Kind, ...], config_class: type[Config], read: Read
+) -> tuple[Kind, Config, dict[str, Any]]:
     """Read a folder of one of these kinds, which have the same name for their JSON file."""
     file = folder / kinds[0].file
     noun = kinds[0].noun
@@ -105,10 +111,10 @@ def load_part(
     missing = [shard.name for shard in shards if not shard.is_file()]
     if missing:
         raise InputError(f"{folder}: {missing[0]} is missing: copy the {noun} again")
-    return kind, config, read_weights(shards)
+    return kind, config, read(shards)
 
 
-def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, torch.Tensor], expected: Shapes) -> None:
+def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, Any], expected: Shapes) -> None:
     """Check that the tensors are exactly those expected, with these shapes, and finite."""
     file = folder / kind.file
     if expected.keys() != tensors.keys():
@@ -119,8 +125,12 @@ def check_tensors(folder: Path, kind: Kind, tensors: Mapping[str, torch.Tensor],
         fits = len(shape) == len(actual) and all(want in (None, is_) for want, is_ in zip(shape, actual, strict=True))
         if not fits:
             raise InputError(f"{file}: the tensor {name} is of shape {tuple(actual)}: copy the {kind.noun} again")
-        if not tensors[name].isfinite().all():
+        if not _is_finite(tensors[name]):
             raise InputError(f"{file}: the tensor {name} is not finite: the {kind.noun} is damaged")
+
+
+def _is_finite(tensor: Any) -> bool:
+    return bool((np.isfinite(tensor) if isinstance(tensor, np.ndarray) else tensor.isfinite()).all())
 
 
 def check_base(folder: Path, kind: Kind, trained_on: tuple[str, str], base: tuple[str, str], remedy: str) -> None:

@@ -1,10 +1,11 @@
 """What a model's config says about its layers, and which models are refused because of it."""
 
-from typing import Any
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from stridelm.params import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ASSISTANT = "gemma4_assistant"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -16,7 +17,7 @@ class UnsupportedModel(InputError):
     """The model needs something that our attention does not support."""
 
 
-def check_config(whole: PreTrainedConfig) -> None:
+def check_config(whole: "PreTrainedConfig") -> None:
     """Refuse models with features that our attention does not support; the message names the feature."""
     family, config = whole.model_type, whole.get_text_config()
     if getattr(whole, "is_encoder_decoder", False):
@@ -55,7 +56,7 @@ def _rotary_types(parameters: Any) -> set[str]:
     return {str(parameters.get("rope_type", "default"))}.union(*nested)
 
 
-def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
+def layer_window(config: "PreTrainedConfig", layer: int) -> int | None:
     """The sliding window of a layer, by the config; None if it has none."""
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -64,18 +65,18 @@ def layer_window(config: PreTrainedConfig, layer: int) -> int | None:
     return window if getattr(config, "use_sliding_window", True) else None
 
 
-def lending_layers(config: PreTrainedConfig) -> dict[str, int]:
+def lending_layers(config: "PreTrainedConfig") -> dict[str, int]:
     """Kind of layer -> the last one of that kind with its own keys and values; later ones (Gemma 4) read these."""
     kinds = getattr(config, "layer_types", None) or []
     return {kind: layer for layer, kind in enumerate(kinds[: len(kinds) - _borrowers(config)])}
 
 
-def borrowed_layers(config: PreTrainedConfig) -> dict[int, int]:
+def borrowed_layers(config: "PreTrainedConfig") -> dict[int, int]:
     """Layers without their own keys and values -> the layer whose keys and values they read."""
     kinds, lending = getattr(config, "layer_types", None) or [], lending_layers(config)
     first = len(kinds) - _borrowers(config)
     return {layer: lending[kind] for layer, kind in enumerate(kinds) if layer >= first and kind in lending}
 
 
-def _borrowers(config: PreTrainedConfig) -> int:
+def _borrowers(config: "PreTrainedConfig") -> int:
     return int(getattr(config, "num_kv_shared_layers", None) or 0)

@@ -4,6 +4,7 @@ A `Tokenizer` gives the same ids and text as transformers' own for the same fold
 folder.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
@@ -91,6 +92,14 @@ class Tokenizer:
             chat_template=found.chat_template,
             cleans_up=found.cleans_up,
         )
+
+    def save(self, folder: Path) -> None:
+        """Write the files that `from_folder` reads."""
+        (folder / "tokenizer.json").write_text(self.backend_tokenizer.to_str())
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens_map}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
     def __len__(self) -> int:
         """With added tokens."""

@@ -32,12 +32,19 @@ def check_processor(needed: Mapping[str, tuple[str, ...]]) -> None:
 def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] = ()) -> Path:
     """The shared object of a source file. Valid for this processor only: the flags may include -march=native."""
     texts = [file.read_text() for file in sorted([source, *source.parent.glob("*.h")])]
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    compiler = _compiler()
     parts = (*texts, compiler or "", *flags, *link_flags, *sorted(processor_features()))
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     made = cache_folder() / "native" / f"{source.stem}-{key}.so"
     if made.is_file():
         return made
+    compile_to(made, source, flags, link_flags)
+    return made
+
+
+def compile_to(made: Path, source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...]) -> None:
+    """Make this shared object; it appears whole or not at all."""
+    compiler = _compiler()
     if compiler is None:
         raise CannotCompile("there is no C++ compiler (g++) here")
     try:
@@ -50,7 +57,10 @@ def compiled(source: Path, flags: tuple[str, ...], link_flags: tuple[str, ...] =
             os.replace(linked, made)
     except (OSError, subprocess.SubprocessError) as error:
         raise CannotCompile(_reason(error)) from error
-    return made
+
+
+def _compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
 
 
 def _run(*command: str) -> None:

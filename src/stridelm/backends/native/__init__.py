@@ -12,7 +12,8 @@ huge_pages.py         the file in memory: copied to huge pages, or mapped
 weights.py            packed weights as the kernels take them
 forward.py            the model with a KV cache of its own (memory.py)
 gate.py               mask rows: their embeddings and the sequential head
-library.py            the C interface (forward.cpp), compiled for this machine and bound by ctypes
+library.py            the C interface (forward.cpp), bound by ctypes: compiled for this machine, or from the wheel
+prebuilt.py           the builds that a wheel brings
 
 The kernels: forward.h runs a step over attention.h, elementwise.h and products.h, which multiplies quantised rows
 (rows.h) by panels of weights (tiles.h); sequential.h, candidates.h and grow.h draft from masks; lanes.h wraps the

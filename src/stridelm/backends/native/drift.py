@@ -2,19 +2,19 @@
 the original weights. Measured once, when a model is packed, and stated wherever exactness is claimed."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from stridelm.arrays import log_softmax
 from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.packed_file import ENTRIES, drift_key, read
+from stridelm.backends.native.reference import reference_logits
 from stridelm.backends.native.weights import ACTIVATIONS, make_weights
 from stridelm.layout import lay_out, make_block
-from stridelm.models.network import build_network
 from stridelm.settings import KV_CACHES
 
 TEXT = """The harbour was quiet when the last boat came in. Nobody had expected the storm to turn so quickly, and the
@@ -36,13 +36,11 @@ class Drift:
     """The share of positions with the same likeliest token."""
 
 
-@torch.inference_mode()
-def measure_drift(folder: Path, lanes: int, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
+def measure_drift(folder: Path, lanes: int, config: Any, weights: Mapping[str, Any], tokenizer: Any) -> None:
     """Measure the drift for each kind of activations and KV cache, and add it to a packed folder's JSON file."""
     ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
-    network: Any = build_network("the model", config, weights, torch.device("cpu"), torch.float32)
-    expected = network(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
+    expected = reference_logits(config, weights, ids).astype(np.float64)
     packed = read(folder, lanes)
     assert packed is not None, "it was written a moment ago"
     drifts = {

@@ -1,25 +1,35 @@
-"""The C interface of the kernels (forward.cpp), compiled for this machine and bound by ctypes. The structures are those
-of model.h, key_values.h, products.h, draws.h, grow.h, mask_chain.h, worth.h, prior.h, step_text.h, steps.h and
-forward.cpp."""
+"""The C interface of the kernels (forward.cpp), bound by ctypes: a build that the wheel brought (prebuilt.py), or one
+compiled for this machine. The structures are those of model.h, key_values.h, products.h, draws.h, grow.h, mask_chain.h,
+worth.h, prior.h, step_text.h, steps.h and forward.cpp."""
 
 import ctypes
 import platform
+from collections.abc import Iterable
 from ctypes import POINTER, c_double, c_float, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stridelm.backends.common.compiler import CannotCompile, check_processor, compiled
+from stridelm.backends.common.processor import processor_entry
+from stridelm.backends.native.prebuilt import find_prebuilt
 
 NEEDED = {"x86_64": ("avx2", "fma", "f16c"), "aarch64": ("asimd", "asimddp")}
 SOURCE = Path(__file__).with_name("forward.cpp")
 # Contraction is off: a product and a sum are fused only where the source says so, so that every tile rounds alike.
 _ALL_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC")
-AVX2_FLAGS = (*_ALL_FLAGS, *(f"-m{name}" for name in NEEDED["x86_64"]))
+
+
+def flags_for(target: Iterable[str]) -> tuple[str, ...]:
+    """For a processor that these flags name."""
+    return *_ALL_FLAGS, *target
+
+
+AVX2_FLAGS = flags_for([f"-m{name}" for name in NEEDED["x86_64"]])
 """For an x86 processor that has what is needed and nothing beyond: to see here what such a one computes."""
-NEON_FLAGS = (*_ALL_FLAGS, "-march=armv8.2-a+dotprod")
+NEON_FLAGS = flags_for(["-march=armv8.2-a+dotprod"])
 """For every ARM processor, whatever it has beyond: what is tested under emulation is what runs."""
-FLAGS = NEON_FLAGS if platform.machine() == "aarch64" else (*_ALL_FLAGS, "-march=native")
+FLAGS = NEON_FLAGS if platform.machine() == "aarch64" else flags_for(["-march=native"])
 LINK_FLAGS = ("-pthread",)
 
 
@@ -191,9 +201,9 @@ _FILLED_IN = (Model, Cache, Step, MaskParts, TextStart, Sheets, GrowthRules, Gro
 
 @cache
 def library() -> Any:
-    """The compiled kernels. Raises CannotCompile if they cannot be compiled or loaded."""
+    """The compiled kernels. Raises CannotCompile if there are none for this processor and they cannot be compiled."""
     check_processor(NEEDED)
-    return bind(compiled(SOURCE, FLAGS, LINK_FLAGS))
+    return bind(find_prebuilt(processor_entry("flags")) or compiled(SOURCE, FLAGS, LINK_FLAGS))
 
 
 def bind(made: Path) -> Any:

@@ -91,8 +91,9 @@ def _packed_adapter(folder: Path, model: str, packed: Packed, lanes: int) -> Pac
     def pack() -> None:
         from stridelm.backends.native.pack_adapter import pack_adapter
         from stridelm.models.adapter import load_adapter
+        from stridelm.models.weight_arrays import read_arrays
 
-        pack_adapter(folder, load_adapter(folder), packed, packed_to, lanes)
+        pack_adapter(folder, load_adapter(folder, read_arrays), packed, packed_to, lanes)
 
     adapter = read_or_pack(packed_to, lanes, pack)
     trained_on = adapter.notes["base"], adapter.notes["fingerprint"]

@@ -7,7 +7,10 @@ from typing import Any
 
 from stridelm.backends.native.packed_file import file_identity
 from stridelm.backends.native.rotary import KNOWN
+from stridelm.light import is_light, needs_torch
 from stridelm.models import builtin
+from stridelm.models.find import check_name, from_hub
+from stridelm.models.support import layer_window
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
@@ -36,6 +39,8 @@ class Source:
     def identity(self) -> tuple[object, ...]:
         """All that the packed content depends on. Files are identified by size and time: reading them would take too
         long."""
+        if self.name == builtin.NAME:
+            return builtin.NAME, builtin.WHEEL_SHA256, self.quantize
         files = [self.path] if self.path.is_file() else sorted(self.path.glob("*"))
         return str(self.path.resolve()), self.quantize, *(file_identity(file) for file in files)
 
@@ -44,20 +49,16 @@ def find_source(name: str, settings: LoadSettings) -> Source:
     """Where a model's weights are. Raises DoesNotFit if they would have to be quantised and that was not asked for."""
     path = Path(name)
     if name == builtin.NAME:
-        folder = builtin.ensure_builtin()
-        if settings.quantize:
-            return Source(name, folder, settings.quantize)
-        if not (folder / builtin.GGUF_NAME).is_file():
-            raise DoesNotFit(f"finds no {builtin.GGUF_NAME} in {folder}: delete that folder, and it is made anew")
-        return Source(name, folder / builtin.GGUF_NAME, None)
+        return Source(name, builtin.ensure_builtin_file(), settings.quantize)
     if path.suffix == ".gguf" and path.is_file():
         return Source(name, path, settings.quantize)
+    check_name(name)
+    if is_light():
+        raise needs_torch(name)
     if settings.quantize is None:
         raise DoesNotFit("takes 4-bit and 8-bit weights: give --quantize q8 (or q4), which changes what the model says")
     if name and path.is_dir():
         return Source(name, path, settings.quantize)
-    from stridelm.models.find import from_hub
-
     return Source(name, from_hub(name), settings.quantize)
 
 
@@ -93,6 +94,4 @@ def _has_bias(config: Any) -> bool:
 
 
 def window(config: Any, layer: int) -> int:
-    from stridelm.models.support import layer_window
-
     return layer_window(config, layer) or 0

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from stridelm.backends.common.slots import SLOTS
 from stridelm.backends.native.gate import READ, READ_BIAS, TAIL_DOWN, TAIL_UP, WRITE
@@ -13,12 +12,13 @@ from stridelm.backends.native.model_source import DoesNotFit
 from stridelm.backends.native.packed_file import Packed, Writer, write
 from stridelm.backends.native.quantised_matrix import FOUR, GROUP, quantise
 from stridelm.backends.native.weights import MASK_EMBEDDING
-from stridelm.models.adapter import Adapter
+from stridelm.models.adapter import SEQUENTIAL, TAIL, Adapter
 from stridelm.params import InputError
 
 
 def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lanes: int) -> None:
-    """`given`: the adapter's folder, for messages; `base`: the packed model that it belongs to."""
+    """`given`: the adapter's folder, for messages; `adapter`: with numpy arrays; `base`: the packed model that it is
+    for."""
     if not adapter.is_gated:
         raise DoesNotFit(f"does not merge adapters, as {given} has to be")
     if adapter.config.width != base.notes["shape"]["width"]:
@@ -27,7 +27,7 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
     left = set(adapter.config.targets)
     parts: dict[str, list[tuple[int, int]]] = {}
 
-    def factors(target: str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def factors(target: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         down_RI, up_OR = adapter.low_rank(target)
         outputs, inputs = _sizes(shape)[name]
         if (up_OR.shape[0], down_RI.shape[1]) != (outputs, inputs):
@@ -49,11 +49,11 @@ def pack_adapter(given: Path, adapter: Adapter, base: Packed, folder: Path, lane
                 _write_slot(writer, f"{layer}.{slot}", found)
         if left:
             raise DoesNotFit(f"has no layer {min(left)}, which {given} changes")
-        writer.vector(MASK_EMBEDDING, adapter.mask_embedding.float().numpy())
+        writer.vector(MASK_EMBEDDING, adapter.mask_embedding)
         _write_sequential_head(writer, adapter)
-        if (tail := adapter.tail_heads()) is not None:
-            writer.vector(TAIL_UP, tail.up_HSC.numpy())
-            writer.vector(TAIL_DOWN, tail.down_HCS.numpy())
+        if adapter.config.tail_heads:
+            writer.vector(TAIL_UP, adapter.tensors[f"{TAIL}up_HSC"])
+            writer.vector(TAIL_DOWN, adapter.tensors[f"{TAIL}down_HCS"])
         return {
             "parts": parts,
             "masks": adapter.config.masks,
@@ -91,24 +91,26 @@ def _places(slot: str, shape: dict[str, int], lanes: int) -> list[tuple[int, int
     return [(0, 1), (query, 1), (query + key, 1)] if slot == "query_key_value" else [(0, 1)]
 
 
-def _write_slot(writer: Writer, name: str, factors: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _write_slot(writer: Writer, name: str, factors: list[tuple[np.ndarray, np.ndarray]]) -> None:
     """The first factors as one matrix, each padded to whole groups, since the second factors read whole groups."""
     if not factors:
         return
     downs = []
     for down_RI, _ in factors:
         filled = np.zeros((-(-down_RI.shape[0] // GROUP) * GROUP, down_RI.shape[1]), np.float32)
-        filled[: down_RI.shape[0]] = down_RI.float().numpy()
+        filled[: down_RI.shape[0]] = down_RI
         downs.append(filled)
     writer.matrix(f"{name}.low", quantise(np.concatenate(downs), FOUR))
     for place, (_, up_OR) in enumerate(factors):
-        writer.matrix(f"{name}.up{place}", quantise(up_OR.float().numpy(), FOUR))
+        writer.matrix(f"{name}.up{place}", quantise(up_OR, FOUR))
 
 
 def _write_sequential_head(writer: Writer, adapter: Adapter) -> None:
-    head = adapter.sequential_head()
-    if head is not None:
-        both = torch.cat([head.read.weight, head.carry.weight], dim=1)
-        writer.matrix(READ, quantise(both.numpy(), FOUR))
-        writer.vector(READ_BIAS, head.read.bias.numpy())
-        writer.matrix(WRITE, quantise(head.write.weight.numpy(), FOUR))
+    if adapter.config.sequential_size:
+        read, bias, carry, added = (
+            adapter.tensors[f"{SEQUENTIAL}{name}"]
+            for name in ("read.weight", "read.bias", "carry.weight", "write.weight")
+        )
+        writer.matrix(READ, quantise(np.concatenate([read, carry], axis=1), FOUR))
+        writer.vector(READ_BIAS, bias)
+        writer.matrix(WRITE, quantise(added, FOUR))

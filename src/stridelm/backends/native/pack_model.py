@@ -1,14 +1,13 @@
-"""Packs a model once: everything that needs torch, transformers and seconds of time happens here, so that later starts
-need none of them."""
+"""Packs a model once: everything that takes seconds happens here, so that later starts need none of it. A GGUF file
+needs neither torch nor transformers, a Hugging Face folder both."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from stridelm.backends.native.drift import TEXT, measure_drift
 from stridelm.backends.native.model_source import BLOCKS, DoesNotFit, Source, check_fits, head_size, window
@@ -24,14 +23,17 @@ from stridelm.backends.native.quantised_matrix import (
 )
 from stridelm.backends.native.rotary import frequencies
 from stridelm.backends.native.weights import EMBEDDING, FREQUENCIES, HEAD, LAST_NORM, MASK_EMBEDDING
-from stridelm.models.find import read_folder
-from stridelm.models.fingerprint import fingerprint
-from stridelm.models.gguf import read_blocks, read_gguf
+from stridelm.models.fingerprint import as_floats, fingerprint
+from stridelm.models.gguf_content import GgufContent, read_blocks, read_content
 from stridelm.models.mask_token import own_masks
-from stridelm.models.stored import StoredModel
 from stridelm.models.support import check_config
 from stridelm.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from stridelm.models.stored import StoredModel
+
+Weights = Mapping[str, Any]
+"""Torch's tensors or numpy arrays."""
 Read = Callable[[str], QuantisedMatrix]
 _CLASS_SETTINGS = ("auto_map", "fix_mistral_regex", "add_bos_token", "add_eos_token", "add_prefix_space", "backend")
 """Entries of tokenizer_config.json that configure transformers' classes: their effect is part of the saved
@@ -41,7 +43,8 @@ tokenizer.json already."""
 def pack(source: Source, folder: Path, lanes: int) -> None:
     """Pack a model into a folder. Raises DoesNotFit before anything is written."""
     stored = _read(source)
-    config, weights, tokenizer, eos_ids = stored.config, stored.weights, stored.tokenizer, stored.eos_ids
+    weights, tokenizer, eos_ids = stored.weights, stored.tokenizer, stored.eos_ids
+    config: Any = stored.config
     check_config(config)
     check_fits(config)
     read = _reader(source, config, weights)
@@ -67,7 +70,11 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save the tokenizer as transformers has it in memory: its classes may replace parts of the file by their own."""
+    """Save the tokenizer: transformers' as it is in memory, since its classes may replace parts of the file by their
+    own."""
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder)
+        return
     if not getattr(tokenizer, "is_fast", False):
         raise DoesNotFit("needs a tokenizer.json")
     tokenizer.save_pretrained(folder)
@@ -79,18 +86,22 @@ def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
         raise DoesNotFit("cannot do without transformers' tokenizer here, which does more than its file says")
 
 
-def _own_masks(writer: Writer, name: str, config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> dict:
+def _own_masks(writer: Writer, name: str, config: Any, weights: Weights, tokenizer: Any) -> dict:
     """A converted model without an adapter is packed with its own mask embeddings."""
     found = own_masks(name, config, tokenizer)
     if found is None:
         return {"masks": 0}
     _, ids = found
-    writer.vector(MASK_EMBEDDING, weights["model.embed_tokens.weight"][ids].float().numpy())
+    writer.vector(MASK_EMBEDDING, as_floats(weights["model.embed_tokens.weight"][ids]))
     return {"masks": len(ids), "sequential_size": 0, "parts": {}}
 
 
-def _read(source: Source) -> StoredModel:
-    return read_folder(source.path) if source.path.is_dir() else read_gguf(source.path)
+def _read(source: Source) -> "StoredModel | GgufContent":
+    if source.path.is_file():
+        return read_content(source.path)
+    from stridelm.models.find import read_folder
+
+    return read_folder(source.path)
 
 
 def _shape(config: Any) -> dict[str, Any]:
@@ -106,7 +117,7 @@ def _shape(config: Any) -> dict[str, Any]:
     }
 
 
-def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Read:
+def _reader(source: Source, config: Any, weights: Weights) -> Read:
     """How a matrix is read: quantised here, or from the file's own blocks."""
     if source.quantize:
         kind = EIGHT if source.quantize == "q8" else FOUR
@@ -114,7 +125,7 @@ def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Re
         def read_quantised(name: str) -> QuantisedMatrix:
             # The embedding and the output head stay in 8 bits: as in GGUF files, 4 bits show there first.
             edge = name.startswith(("model.embed_tokens", "lm_head"))
-            return quantise(weights[name].float().numpy(), EIGHT if edge else kind)
+            return quantise(as_floats(weights[name]), EIGHT if edge else kind)
 
         return read_quantised
     blocks = read_blocks(source.path, config)
@@ -127,7 +138,7 @@ def _reader(source: Source, config: Any, weights: dict[str, torch.Tensor]) -> Re
     return lambda name: from_blocks(*blocks[name], weights[name].shape[1])
 
 
-def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor], read: Read) -> None:
+def _write_weights(writer: Writer, config: Any, weights: Weights, read: Read) -> None:
     for number in range(config.num_hidden_layers):
         of = f"model.layers.{number}"
 
@@ -136,7 +147,7 @@ def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor]
 
         def vector(name: str, to: str, of: str = of, number: int = number) -> None:
             if f"{of}.{name}" in weights:
-                writer.vector(f"{number}.{to}", weights[f"{of}.{name}"].float().numpy())
+                writer.vector(f"{number}.{to}", as_floats(weights[f"{of}.{name}"]))
 
         writer.matrix(f"{number}.query_key_value", _concatenate([matrix(f"self_attn.{each}_proj") for each in "qkv"]))
         writer.matrix(f"{number}.attention_output", matrix("self_attn.o_proj"))
@@ -147,13 +158,13 @@ def _write_weights(writer: Writer, config: Any, weights: dict[str, torch.Tensor]
         vector("self_attn.q_norm.weight", "query_norm")
         vector("self_attn.k_norm.weight", "key_norm")
         biases = [weights.get(f"{of}.self_attn.{each}_proj.bias") for each in "qkv"]
-        given = [bias.float().numpy() for bias in biases if bias is not None]
+        given = [as_floats(bias) for bias in biases if bias is not None]
         if given:
             writer.vector(f"{number}.bias", np.concatenate(given))
     writer.matrix(EMBEDDING, read("model.embed_tokens.weight"))
     if "lm_head.weight" in weights and not config.tie_word_embeddings:
         writer.matrix(HEAD, read("lm_head.weight"))
-    writer.vector(LAST_NORM, weights["model.norm.weight"].float().numpy())
+    writer.vector(LAST_NORM, as_floats(weights["model.norm.weight"]))
     writer.vector(FREQUENCIES, frequencies(head_size(config), config.rope_parameters))
 
 

@@ -19,6 +19,7 @@ from stridelm.backends.torch.linear import replace
 from stridelm.models.fingerprint import fingerprint
 from stridelm.models.network import build_network
 from stridelm.models.parts import Kind, check_base, check_tensors, load_part, save_part
+from stridelm.models.store import read_weights
 from stridelm.models.support import UnsupportedModel
 from stridelm.params import InputError
 
@@ -137,7 +138,7 @@ def _read(folder: Path, base: Checkpoint) -> tuple[DraftConfig, dict[str, torch.
             f"{folder}: no {DRAFT.file} there, so it is not a draft model of first layers: make one with "
             f"`stridelm train --mode draft --model {base.name}`"
         )
-    _, config, tensors = load_part(folder, (DRAFT,), DraftConfig)
+    _, config, tensors = load_part(folder, (DRAFT,), DraftConfig, read_weights)
     remedy = f"use the draft of this model, or train one with `stridelm train --mode draft --model {base.name}`"
     check_base(folder, DRAFT, (str(config.base), str(config.fingerprint)), (base.name, base.fingerprint), remedy)
     layers = base.network.config.get_text_config().num_hidden_layers

@@ -9,6 +9,7 @@ from pathlib import Path
 from stridelm.backends.torch.checkpoint import Checkpoint
 from stridelm.models.parts import Kind, check_base, check_tensors, load_part, save_part
 from stridelm.models.prediction_heads import PredictionHeads
+from stridelm.models.store import read_weights
 from stridelm.models.target import Target
 from stridelm.params import InputError
 
@@ -56,7 +57,7 @@ def load_heads(folder: Path) -> tuple[HeadsConfig, TorchHeads]:
             f"{folder}: no {HEADS.file} there, so it holds no heads of StrideLM{hint}: name the folder that "
             "`stridelm train --mode heads` made"
         )
-    kind, config, tensors = load_part(folder, (HEADS,), HeadsConfig)
+    kind, config, tensors = load_part(folder, (HEADS,), HeadsConfig, read_weights)
     shapes = {
         "up_HSC": (config.heads, config.size, config.width),
         "down_HCS": (config.heads, config.width, config.size),
