@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=200, help="tokens in the cache")
     options = parser.parse_args(arguments)
-    options.shapes, options.avx2 = list(SHAPES), False
+    options.shapes, options.activations, options.builds = list(SHAPES), list(forward.ACTIVATIONS), [forward.NATIVE]
     found = measure(options)
     for name in ("forwards", "beside"):
         heads = found[forward.ACTIVATIONS[0]][name]

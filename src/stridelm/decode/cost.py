@@ -252,8 +252,9 @@ def line(counts: Items[int], extra: Items[float]) -> tuple[float, float]:
 
 
 def _cost(times: dict[str, float], further: int) -> Cost:
-    curve = [times[str(width)] for width in _WIDTHS]
-    plain = Cost(_WIDTHS, tuple(curve))
+    # Disturbances only add time, so fewer rows take at most as long as more rows were seen to take.
+    curve = np.minimum.accumulate([times[str(width)] for width in reversed(_WIDTHS)])[::-1]
+    plain = Cost(_WIDTHS, tuple(curve.tolist()))
     masks = mask_row = head = head_row = level = 0.0
     if _masks(_MASKS[0]) in times:
         masks, mask_row = line(_MASKS, [times[_masks(count)] - plain(2 + count) for count in _MASKS])
@@ -261,7 +262,7 @@ def _cost(times: dict[str, float], further: int) -> Cost:
         level = times["levels"] / _LEVELS
     return Cost(
         _WIDTHS,
-        tuple(np.maximum.accumulate(curve).tolist()),
+        plain.seconds,
         masks=masks,
         mask_row=mask_row,
         context=max(0.0, (times["long"] - plain(8)) / (8 * further)),
