@@ -110,7 +110,7 @@ async def _open(context: Context, prompts: Prompts, vocabulary: Vocabulary, tran
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     use = tool_use(context.settings, prompts.talk, request)
     given = request.chat_template_kwargs, request.reasoning_effort
-    prompt = await encode_chat(prompts, request, use)
+    prompt = await _encode(prompts, request, use)
     prompts.checked(prompt, "messages")
     if translated.may_shorten and asked is not None:
         asked = min(asked, generation.room(prompt, None, param))
@@ -127,8 +127,18 @@ async def _open(context: Context, prompts: Prompts, vocabulary: Vocabulary, tran
     return ChatAnswers(context, vocabulary, request, use, report, sequences, writes=room > 0)
 
 
-async def encode_chat(prompts: Prompts, request: ChatRequest, use: ToolUse | None) -> list[int]:
-    """The tokens of the request's prompt."""
+async def count_prompt(context: Context, prompts: Prompts, translated: Translated) -> int:
+    """The number of tokens of a request's prompt."""
+    request = translated.chat
+    try:
+        context.check_model(request.model)
+        return len(await _encode(prompts, request, tool_use(context.settings, prompts.talk, request)))
+    except ApiError as error:
+        error.rename(translated.names)
+        raise
+
+
+async def _encode(prompts: Prompts, request: ChatRequest, use: ToolUse | None) -> list[int]:
     return await prompts.chat(
         request.messages,
         use.shown if use else [],

@@ -268,3 +268,11 @@ def error_replies(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 
 ERRORS = error_replies(ErrorReply)
+
+TEXT_REPLY: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer: whole, or with `stream` as server-sent events",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    }
+}
+"""The reply of routes that answer with text."""
