@@ -154,7 +154,7 @@ def test_fields_that_do_not_change_the_text(client: anthropic.Anthropic, fields:
 def test_errors_are_the_client_s_own(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="there is no model"):
         ask(client, model="claude-7")
-    with pytest.raises(anthropic.BadRequestError, match="messages.0.content.0"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0"):
         ask(client, messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}])
     with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
         ask(client.with_options(api_key="wrong"))

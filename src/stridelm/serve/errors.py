@@ -48,9 +48,11 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code or self.status}}
 
     def messages_body(self) -> ErrorBody:
-        """In Anthropic's format, which does not name the field; messages begin with it."""
+        """In Anthropic's format, which has no place for the field: the message begins with it."""
         kind = _MESSAGES_KINDS.get(self.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": _cut(self.message, _MAX_MESSAGE)}}
+        is_named = self.param is None or self.message.startswith(self.param)
+        message = self.message if is_named else f"{self.param}: {self.message}"
+        return {"type": "error", "error": {"type": kind, "message": _cut(message, _MAX_MESSAGE)}}
 
     def body_for(self, path: str) -> ErrorBody:
         """In the format of the API that a path belongs to."""
