@@ -84,7 +84,7 @@ class Blocks:
 
 
 @dataclass(slots=True)
-class Ending:
+class WholeAnswer:
     """A whole answer."""
 
     blocks: list[Block]
@@ -100,15 +100,15 @@ class BlockForm(Protocol):
         """The events before the first block."""
         ...
 
-    def change(self, change: Change, ending: Ending | None) -> Iterable[Reply]:
-        """The events for a change. `ending`: only if the block is closed because the answer is over."""
+    def change(self, change: Change, answer: WholeAnswer | None) -> Iterable[Reply]:
+        """The events for a change. `answer`: only if the block is closed because the answer is over."""
         ...
 
-    def ending(self, ending: Ending) -> Iterable[Reply]:
+    def ending(self, answer: WholeAnswer) -> Iterable[Reply]:
         """The events after the last block."""
         ...
 
-    def whole(self, ending: Ending) -> Reply:
+    def whole(self, answer: WholeAnswer) -> Reply:
         """The reply, if it is not streamed."""
         ...
 
@@ -122,24 +122,24 @@ class BlockWriter:
 
     def __init__(self, answers: ChatAnswers, form: BlockForm) -> None:
         self._answers, self._form = answers, form
-        self._ending = Ending([])
+        self._answer = WholeAnswer([])
         self.failure = form.failure
 
     async def whole(self, strides: Strides) -> Reply:
         async for _ in self._events(strides):
             pass
-        return self._form.whole(self._ending)
+        return self._form.whole(self._answer)
 
     async def chunks(self, strides: Strides) -> AsyncIterator[Reply]:
         async for event in self._events(strides):
             yield event
-        for event in self._form.ending(self._ending):
+        for event in self._form.ending(self._answer):
             yield event
 
     async def _events(self, strides: Strides) -> AsyncIterator[Reply]:
         """The events up to the last block's."""
-        form, blocks, ending = self._form, Blocks(), self._ending
-        ending.blocks = blocks.made
+        form, blocks, answer = self._form, Blocks(), self._answer
+        answer.blocks = blocks.made
         has_begun = False
         async for index, stride in strides:
             if not has_begun:  # only now, so that an earlier failure can be reported by its HTTP status
@@ -147,8 +147,8 @@ class BlockWriter:
                 for event in form.opening():
                     yield event
             part = self._answers.part(index, stride)
-            ending.trace += part.trace
-            ending.finish_reason = part.finish_reason or ending.finish_reason
+            answer.trace += part.trace
+            answer.finish_reason = part.finish_reason or answer.finish_reason
             for change in blocks.add(part):
                 for event in form.change(change, None):
                     yield event
@@ -156,5 +156,5 @@ class BlockWriter:
             for event in form.opening():
                 yield event
         for change in blocks.close():
-            for event in form.change(change, ending):
+            for event in form.change(change, answer):
                 yield event

@@ -55,22 +55,22 @@ class ToolResult(_Labelled):
 
 
 Texts = Annotated[list[TextBlock], Field(fail_fast=True)]
-Given = Annotated[TextBlock | ToolResult, Field(discriminator="type")]
-Said = Annotated[TextBlock | ToolUse | Thinking, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ToolResult, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ToolUse | Thinking, Field(discriminator="type")]
 
 
 class UserTurn(Strict):
     """What the user said, and the results of calls."""
 
     role: Literal["user"]
-    content: str | Annotated[list[Given], Field(fail_fast=True, min_length=1)]
+    content: str | Annotated[list[UserBlock], Field(fail_fast=True, min_length=1)]
 
 
 class AssistantTurn(Strict):
     """What the model said before. As the last message, it is what the answer begins with."""
 
     role: Literal["assistant"]
-    content: str | Annotated[list[Said], Field(fail_fast=True)]
+    content: str | Annotated[list[AssistantBlock], Field(fail_fast=True)]
 
 
 class SystemTurn(Strict):

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from stridelm.serve.blocks import Block, Change, Ending
+from stridelm.serve.blocks import Block, Change, WholeAnswer
 from stridelm.serve.chat_answers import ChatAnswers
 from stridelm.serve.errors import ApiError
 from stridelm.serve.http.json_body import depth
@@ -31,7 +31,7 @@ class MessageForm:
         usage = _usage(self._answers.report.usage())
         yield {"type": "message_start", "message": self._message() | {"usage": usage}}
 
-    def change(self, change: Change, ending: Ending | None) -> Iterator[Reply]:
+    def change(self, change: Change, answer: WholeAnswer | None) -> Iterator[Reply]:
         block = change.block
         place = {"index": block.index}
         match change.what:
@@ -47,13 +47,13 @@ class MessageForm:
             case "closed":
                 yield {"type": "content_block_stop", **place}
 
-    def ending(self, ending: Ending) -> Iterator[Reply]:
-        yield {"type": "message_delta", "delta": self._reason(ending), **self._counted(ending)}
+    def ending(self, answer: WholeAnswer) -> Iterator[Reply]:
+        yield {"type": "message_delta", "delta": self._reason(answer), **self._counted(answer)}
         yield {"type": "message_stop"}
 
-    def whole(self, ending: Ending) -> Reply:
-        content = [self._block(block) for block in ending.blocks]
-        return self._message() | {"content": content} | self._reason(ending) | self._counted(ending)
+    def whole(self, answer: WholeAnswer) -> Reply:
+        content = [self._block(block) for block in answer.blocks]
+        return self._message() | {"content": content} | self._reason(answer) | self._counted(answer)
 
     def failure(self, error: ApiError) -> Reply:
         return error.messages_body()
@@ -75,18 +75,18 @@ class MessageForm:
         called = {"id": self._calls[block.index], "name": block.name}
         return {"type": "tool_use", **called, "input": _input(block.content)}
 
-    def _reason(self, ending: Ending) -> dict[str, Any]:
+    def _reason(self, answer: WholeAnswer) -> dict[str, Any]:
         """Why the answer ended."""
         (sequence,) = self._answers.sequences
-        if ending.finish_reason == "stop" and sequence.stopped_by is not None:
+        if answer.finish_reason == "stop" and sequence.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": sequence.stopped_by}
-        reason = _REASONS[ending.finish_reason]
+        reason = _REASONS[answer.finish_reason]
         if reason == "max_tokens" and sequence.params.max_tokens < (self._answers.request.max_tokens or 0):
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _counted(self, ending: Ending) -> dict[str, Any]:
-        counted = self._answers.report.whole(ending.trace)
+    def _counted(self, answer: WholeAnswer) -> dict[str, Any]:
+        counted = self._answers.report.whole(answer.trace)
         return counted | {"usage": _usage(counted["usage"])}
 
 

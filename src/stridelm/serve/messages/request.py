@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from stridelm.serve.messages.content import Texts, Turn
 from stridelm.serve.schemas.chat import Length
-from stridelm.serve.schemas.common import AlwaysFalse, Asking, Count, StopString, Strict
+from stridelm.serve.schemas.common import AlwaysFalse, Count, GenerationFields, StopString, Strict
 from stridelm.serve.schemas.messages import FunctionName
 
 
@@ -129,7 +129,7 @@ class MessagesNeutral(Strict):
     """There are neither containers nor edits of the context nor connections to other servers."""
 
 
-class MessagesRequest(MessagesUnread, MessagesNeutral, PromptFields, Asking):
+class MessagesRequest(MessagesUnread, MessagesNeutral, PromptFields, GenerationFields):
     """A chat that the model is to continue."""
 
     max_tokens: Length

@@ -10,13 +10,13 @@ from stridelm.serve.errors import ApiError
 from stridelm.serve.http.json_body import depth
 from stridelm.serve.messages.content import (
     AssistantTurn,
-    Given,
     SystemTurn,
     TextBlock,
     Thinking,
     ToolResult,
     ToolUse,
     Turn,
+    UserBlock,
     UserTurn,
 )
 from stridelm.serve.messages.request import (
@@ -68,7 +68,7 @@ NAMES = {
 def translate(request: MessagesRequest, prompts: Prompts) -> Translated:
     chat = ChatRequest(
         **_prompt_fields(request, prompts),
-        **request.asking(),
+        **request.generation_fields(),
         max_tokens=request.max_tokens,
         stop=request.stop_sequences,
     )
@@ -139,10 +139,10 @@ def _messages(turn: Turn) -> Iterator[AnyMessage]:
         case AssistantTurn():
             yield _assistant(turn)
         case UserTurn():
-            yield from _given(turn.content)
+            yield from _user_messages(turn.content)
 
 
-def _given(content: str | list[Given]) -> Iterator[AnyMessage]:
+def _user_messages(content: str | list[UserBlock]) -> Iterator[AnyMessage]:
     """Results of calls are messages of their own, and so are the texts between them."""
     if isinstance(content, str):
         yield UserMessage(role="user", content=content)

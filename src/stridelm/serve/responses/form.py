@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stridelm.serve.blocks import Block, Change, Ending
+from stridelm.serve.blocks import Block, Change, WholeAnswer
 from stridelm.serve.chat_answers import ChatAnswers
 from stridelm.serve.errors import ApiError
 from stridelm.serve.respond import Reply
@@ -38,7 +38,7 @@ class ResponseForm:
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self._response("in_progress", []))
 
-    def change(self, change: Change, ending: Ending | None) -> Iterator[Reply]:
+    def change(self, change: Change, answer: WholeAnswer | None) -> Iterator[Reply]:
         block = change.block
         if change.what == "opened":
             form = self._answers.use.form if block.name is not None and self._answers.use else None
@@ -48,7 +48,7 @@ class ResponseForm:
         place = {"output_index": block.index, "item_id": self._items[block.index].item}
         yield from self._call_events(change, place) if block.name is not None else self._text_events(change, place)
         if change.what == "closed":
-            item = self._item(block, _status(ending) if ending else "completed")
+            item = self._item(block, _status(answer) if answer else "completed")
             yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def _call_events(self, change: Change, place: dict[str, Any]) -> Iterator[Reply]:
@@ -71,13 +71,13 @@ class ResponseForm:
             yield self._event("response.output_text.done", **place, **done)
             yield self._event("response.content_part.done", **place, part=_part(block))
 
-    def ending(self, ending: Ending) -> Iterator[Reply]:
-        yield self._event(f"response.{_status(ending)}", response=self.whole(ending))
+    def ending(self, answer: WholeAnswer) -> Iterator[Reply]:
+        yield self._event(f"response.{_status(answer)}", response=self.whole(answer))
 
-    def whole(self, ending: Ending) -> Reply:
-        status, last = _status(ending), len(ending.blocks) - 1
-        output = [self._item(each, status if each.index == last else "completed") for each in ending.blocks]
-        counted = self._answers.report.whole(ending.trace)
+    def whole(self, answer: WholeAnswer) -> Reply:
+        status, last = _status(answer), len(answer.blocks) - 1
+        output = [self._item(each, status if each.index == last else "completed") for each in answer.blocks]
+        counted = self._answers.report.whole(answer.trace)
         more = counted | {"usage": _usage(counted["usage"]), "completed_at": int(time.time())}
         if status == "incomplete":
             more["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -142,8 +142,8 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
     return {"type": "function", **about, "strict": bool(tool.strict)}
 
 
-def _status(ending: Ending) -> str:
-    return "incomplete" if ending.finish_reason == "length" else "completed"
+def _status(answer: WholeAnswer) -> str:
+    return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from stridelm.serve.responses.items import Item
 from stridelm.serve.schemas.chat import Length, ObjectFormat, TemplateFields, TextFormat
-from stridelm.serve.schemas.common import LARGEST_ALTERNATIVES, AlwaysFalse, Asking, Count, Strict, Unread
+from stridelm.serve.schemas.common import LARGEST_ALTERNATIVES, AlwaysFalse, Count, GenerationFields, Strict, Unread
 from stridelm.serve.schemas.messages import FunctionName
 
 LOGPROBS = "message.output_text.logprobs"
@@ -115,7 +115,7 @@ class ResponsesNeutral(Strict):
     """There are neither stored prompts nor compaction nor moderation."""
 
 
-class ResponsesRequest(ResponsesUnread, ResponsesNeutral, Asking):
+class ResponsesRequest(ResponsesUnread, ResponsesNeutral, GenerationFields):
     """A conversation that the model is to continue."""
 
     input: str | Annotated[list[Item], Field(fail_fast=True, min_length=1)]

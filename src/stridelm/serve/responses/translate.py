@@ -62,7 +62,7 @@ def translate(request: ResponsesRequest) -> Translated:
     if isinstance(choice, FunctionChoice):
         choice = NamedTool(type="function", function=NamedFunction(name=choice.name))
     chat = ChatRequest(
-        **request.asking(),
+        **request.generation_fields(),
         messages=_messages(request),
         max_tokens=request.max_output_tokens,
         logprobs=logprobs or None,

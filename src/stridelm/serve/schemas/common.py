@@ -144,7 +144,7 @@ class Neutral(Strict):
     """Hidden states are not returned."""
 
 
-class Asking(Strict):
+class GenerationFields(Strict):
     """The fields of requests for text in every API: the model, how it is sampled, and StrideLM's own settings."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
@@ -181,12 +181,12 @@ class Asking(Strict):
     stride: StrideOptions | None = None
     """StrideLM's own settings."""
 
-    def asking(self) -> dict[str, Any]:
+    def generation_fields(self) -> dict[str, Any]:
         """These fields alone."""
-        return {name: getattr(self, name) for name in Asking.model_fields}
+        return {name: getattr(self, name) for name in GenerationFields.model_fields}
 
 
-class TextRequest(Unread, Neutral, Asking):
+class TextRequest(Unread, Neutral, GenerationFields):
     """The fields of every request for text in OpenAI's older APIs. Null means the same as leaving a field out."""
 
     stream_options: StreamOptions | None = None
