@@ -51,6 +51,7 @@ from bench.training.form_tables import draft_choices, draft_failures, forms, lon
 FILES = (
     ROOT / "docs" / "training.md",
     ROOT / "docs" / "decoding.md",
+    ROOT / "docs" / "installing.md",
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stridelm import __version__
+
 ROOT = Path(__file__).parent.parent
 PLACES = (ROOT / "src" / "stridelm", ROOT, ROOT / "tests")
 PAGES = ("architecture.md", "decisions.md")
@@ -41,3 +43,10 @@ def test_links_lead_somewhere(page: Path) -> None:
 def _anchor(heading: str) -> str:
     """As GitHub makes it."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_versions_agree() -> None:
+    """What a release is called; CONTRIBUTING.md says how one is made."""
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    changes = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert __version__ == cited == changes[0]

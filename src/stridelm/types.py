@@ -252,6 +252,8 @@ class Sequence:
     table: Table | None = None
     stats: Stats = field(default_factory=Stats)
     finish_reason: FinishReason | None = None
+    stopped_by: str | None = None
+    """The stop string that ended it."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)

@@ -48,6 +48,11 @@ def test_where_nothing_pays_it_says_so() -> None:
     assert advice(report({"autoregressive": PLAIN, "ngram": [101.0, 99.0] * 4})).endswith("time (ngram 1.00x).")
 
 
+def test_a_gain_that_may_be_chance_is_called_so() -> None:
+    said = advice(report({"autoregressive": PLAIN, "auto": [110.0, 95.0] * 4}))
+    assert "1.02x as fast as one token at a time, which is no clear difference (b 0.95x, a 1.10x)" in said
+
+
 def test_what_is_not_exact_not_ours_or_failed_is_not_advised() -> None:
     fast = [300.0] * 8
     subjects = {"autoregressive": PLAIN, "auto": [120.0] * 8, "static": fast, "transformers": fast, "self": []}

@@ -30,6 +30,15 @@ HERE = Path(__file__).parent
 PACKAGES = Path(sys.prefix) / "npm"
 WAYS = ["whole", "stream"]
 ROLES = ["system", "user", "assistant", "tool", "assistant", "tool"]
+CHAT_ROLES = ["system", "user", "assistant", "user"]
+CALLED = ["function_call", "function_call_output"]
+ROLES_OF = {
+    "compatible": ROLES,
+    "openai": ROLES,
+    "responses": ["system", "user", *CALLED, *CALLED],
+    "anthropic": ["user", "assistant", "user", "assistant", "user"],
+}
+"""What the last request of a loop of tools says, by the AI SDK's provider."""
 
 
 @pytest.fixture(scope="session")
@@ -61,13 +70,13 @@ def node(scripts: Path, wire: Wire) -> Any:
     return run
 
 
-def check_loop(result: dict[str, Any], wire: Wire) -> None:
+def check_loop(result: dict[str, Any], wire: Wire, roles: list[str] = ROLES) -> None:
     """Two calls, then text, and a history as long."""
     assert [call["name"] for call in result["calls"]] == ["weather", "clock"]
     for call in result["calls"]:
         check_call(call["name"], call["arguments"])
     assert result["text"]
-    assert len(wire.chats) == 3 and wire.chats[-1].roles == ROLES
+    assert len(wire.chats) == 3 and wire.chats[-1].roles == roles
 
 
 # openai
@@ -105,13 +114,29 @@ def test_openai_runs_tools(node: Any, wire: Wire, way: str) -> None:
     assert len(wire.chats) == 3
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_openai_responds(node: Any, wire: Wire, way: str) -> None:
+    answer = node("openai", "respond", way)
+    assert answer == node("openai", "respond", "whole") and answer["status"] in ("completed", "incomplete")
+    result = node("openai", "respondLoop", way)
+    assert [call["name"] for call in result["calls"]] == ["weather", "clock"] and result["text"]
+    for call in result["calls"]:
+        check_call(call["name"], call["arguments"])
+        assert call["finish"] == "completed"
+    assert wire.chats[-1].roles == ROLES_OF["responses"]
+
+
+def test_openai_responds_with_an_object(node: Any) -> None:
+    assert Weather.model_validate(node("openai", "respondObject"))
+
+
 # The AI SDK
 
-both = pytest.mark.parametrize("provider", ["compatible", "openai"])
+each = pytest.mark.parametrize("provider", list(ROLES_OF))
 either = pytest.mark.parametrize("way", WAYS)
 
 
-@both
+@each
 def test_ai_sdk_chats_and_streams(node: Any, provider: str) -> None:
     whole, streamed = (node("ai_sdk", "chat", provider, way) for way in WAYS)
     assert whole["text"] and whole["finish"] in FINISHED and 1 <= whole["usage"]["outputTokens"] <= 16
@@ -119,28 +144,28 @@ def test_ai_sdk_chats_and_streams(node: Any, provider: str) -> None:
     assert streamed["usage"]["outputTokens"] == whole["usage"]["outputTokens"]
 
 
-@both
+@each
 @either
 def test_ai_sdk_goes_on(node: Any, wire: Wire, provider: str, way: str) -> None:
     assert node("ai_sdk", "again", provider, way)["text"]
-    assert wire.chats[-1].roles == ["system", "user", "assistant", "user"]
+    assert wire.chats[-1].roles == (["user", "assistant", "user"] if provider == "anthropic" else CHAT_ROLES)
 
 
-@both
+@each
 @either
 def test_ai_sdk_gets_an_object(node: Any, provider: str, way: str) -> None:
     assert Weather.model_validate(node("ai_sdk", "object", provider, way))
 
 
-@both
+@each
 @either
 def test_ai_sdk_loops_over_tools(node: Any, wire: Wire, provider: str, way: str) -> None:
     result = node("ai_sdk", "loop", provider, way)
-    check_loop(result, wire)
+    check_loop(result, wire, ROLES_OF[provider])
     assert result["finish"][:2] == ["tool-calls"] * 2 and result["finish"][2] in FINISHED
 
 
-@both
+@each
 @either
 def test_ai_sdk_requires_tools(node: Any, provider: str, way: str) -> None:
     result = node("ai_sdk", "required", provider, way)
@@ -149,7 +174,7 @@ def test_ai_sdk_requires_tools(node: Any, provider: str, way: str) -> None:
         check_call(call["name"], call["arguments"])
 
 
-@both
+@each
 @either
 def test_ai_sdk_calls_by_the_model_s_own_choice(node: Any, provider: str, way: str) -> None:
     result = node("ai_sdk", "free", provider, way)
@@ -157,7 +182,7 @@ def test_ai_sdk_calls_by_the_model_s_own_choice(node: Any, provider: str, way: s
     assert result["finish"][0] == "tool-calls"
 
 
-@both
+@each
 @either
 def test_ai_sdk_gets_an_object_after_tools(node: Any, wire: Wire, provider: str, way: str) -> None:
     result = node("ai_sdk", "output", provider, way)

@@ -30,12 +30,13 @@ class Exchange:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The chat that was sent."""
-        return self.sent["messages"]
+        """The chat that was sent; to /v1/responses, its items."""
+        return self.sent["messages"] if "messages" in self.sent else self.sent["input"]
 
     @property
     def roles(self) -> list[str]:
-        return [message["role"] for message in self.messages]
+        """Of the messages; of items that are none, their types."""
+        return [message.get("role") or message["type"] for message in self.messages]
 
     def __str__(self) -> str:
         received = self.received.decode(errors="replace")
@@ -52,8 +53,8 @@ class Wire:
 
     @property
     def chats(self) -> list[Exchange]:
-        """The requests for chat completions, in order."""
-        return [each for each in self.exchanges if each.path.endswith("/chat/completions")]
+        """The requests for text, in order."""
+        return [each for each in self.exchanges if each.path.endswith(("/chat/completions", "/responses", "/messages"))]
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.exchanges))

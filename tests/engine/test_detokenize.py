@@ -16,7 +16,7 @@ def pushed(stream: TextStream, ids: list[int]) -> list[str]:
     pieces = []
     for token in ids:
         pieces.append(stream.push(token))
-        if stream.stopped:
+        if stream.stopped_by:
             break
     return [*pieces, stream.flush()]
 
@@ -54,10 +54,10 @@ def test_stop_strings_cut_where_the_whole_text_has_them_first(text: str, stops: 
     for end in range(len(text) + 1):
         found = [text[:end].find(stop) for stop in stops if stop in text[:end]]
         if found:
-            assert stream.stopped
+            assert stream.stopped_by in stops and text[min(found) :].startswith(stream.stopped_by)
             assert got == text[: min(found)]
             return
-    assert not stream.stopped
+    assert stream.stopped_by is None
     assert got == text
 
 

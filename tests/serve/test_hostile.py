@@ -10,17 +10,29 @@ from pydantic import BaseModel
 
 from real_server import NAME, ThreadServer, serve_in_thread, until
 from stridelm.api import LanguageModel
+from stridelm.serve.messages.request import MessagesRequest
+from stridelm.serve.responses.request import LOGPROBS, ResponsesRequest
 from stridelm.serve.schemas.chat import ChatRequest
 from stridelm.serve.schemas.text import CompletionRequest
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import DECODERS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "seed": 3},
     TEXT: {"model": NAME, "prompt": "hello", "max_tokens": 4, "seed": 3},
+    RESPONSES: {"model": NAME, "input": "hello", "max_output_tokens": 4, "seed": 3},
+    MESSAGES: {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "seed": 3},
 }
-SCHEMAS: dict[str, type[BaseModel]] = {CHAT: ChatRequest, TEXT: CompletionRequest}
+SCHEMAS: dict[str, type[BaseModel]] = {
+    CHAT: ChatRequest,
+    TEXT: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: MessagesRequest,
+}
+REPLIES = {CHAT: "choices", TEXT: "choices", RESPONSES: "output", MESSAGES: "content"}
+"""The field that has the answer."""
 NUMBERS = (
     *(str(2**63), str(2**64), "1" + "0" * 400, "-1", "0", "1", "0.5", "1e308", "-1e308", "1e999", "-0.0", "1e-320"),
     *("NaN", "Infinity", "-Infinity", "true", '"7"', "null", "[]", "{}"),
@@ -64,12 +76,16 @@ def post(client: httpx.Client, route: str, body: Any) -> httpx.Response:
 
 
 def answered(reply: httpx.Response) -> dict[str, Any] | None:
-    """The error, in OpenAI's form, unless there is an answer."""
+    """The error, in OpenAI's form, unless there is an answer. Anthropic's does not name the field, but its message
+    begins with it."""
+    route = reply.request.url.path
     if reply.status_code == 200:
-        assert reply.json()["choices"]
+        assert reply.json()[REPLIES[route]]
         return None
     assert 400 <= reply.status_code < 500, reply.text
     error = reply.json()["error"]
+    if route.startswith(MESSAGES):
+        error |= {"param": error["message"], "code": reply.status_code}
     assert set(error) == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
     assert error["message"] and "Traceback" not in error["message"]
     return error
@@ -114,7 +130,8 @@ def test_the_fields_with_numbers_are_found() -> None:
 def test_any_number_is_answered_or_refused(client: httpx.Client, route: str, path: tuple[str, ...]) -> None:
     statuses: dict[str, int] = {}
     for number in NUMBERS:
-        body = BODIES[route] | ({"logprobs": True} if path == ("top_logprobs",) else {})
+        more = {"logprobs": True} if route == CHAT else {"include": [LOGPROBS]}
+        body = BODIES[route] | (more if path == ("top_logprobs",) else {})
         place: Any = "HERE"
         for name in reversed(path[1:]):
             place = {name: place}
@@ -124,10 +141,10 @@ def test_any_number_is_answered_or_refused(client: httpx.Client, route: str, pat
         if error is not None and number not in NO_JSON:
             assert str(error["param"]).startswith(path[0]), (number, error)
     assert {statuses[number] for number in NO_JSON} == {400}
-    if path[0] not in ("logit_bias", "prompt", "messages", "chat_template_kwargs"):
+    if path[0] not in ("logit_bias", "prompt", "messages", "chat_template_kwargs", "thinking"):
         wrong = ('"7"', "[]", "{}", "true", "-1e308", "1e308")
         assert {statuses[number] for number in wrong} == {400}, statuses
-        assert statuses["null"] == 200, statuses
+        assert statuses["null"] == (400 if SCHEMAS[route].model_fields[path[0]].is_required() else 200), statuses
     assert 400 in statuses.values()
 
 
@@ -192,6 +209,17 @@ def schema_format(schema: Any) -> dict[str, Any]:
         pytest.param(TEXT, {"stop": ["a", ""]}, "stop", id="an empty stop"),
         pytest.param(TEXT, {"n": 1000}, "n", id="very many answers"),
         pytest.param(TEXT, {"a_field_of_the_future": 1}, "a_field_of_the_future", id="an unknown field"),
+        pytest.param(RESPONSES, {"input": "x" * 5000}, "input", id="input over the context"),
+        pytest.param(RESPONSES, {"input": [{"content": []}]}, "input.0", id="an item of no role"),
+        pytest.param(RESPONSES, {"input": [{"role": "user", "content": "x"}] * 10_000}, "input", id="very many items"),
+        pytest.param(RESPONSES, {"input": [{"type": ["message"]}]}, "input.0", id="an item whose type is a list"),
+        pytest.param(RESPONSES, {"prompt": {"a": [0] * 200_000}}, "prompt", id="a stored prompt"),
+        pytest.param(MESSAGES, {"messages": [{"role": "user", "content": "x"}] * 10_000}, "messages", id="many turns"),
+        pytest.param(MESSAGES, {"system": "x" * 5000}, "messages", id="a system message over the context"),
+        pytest.param(MESSAGES, {"stop_sequences": ["x"] * 10_000}, "stop_sequences", id="a huge list of sequences"),
+        pytest.param(
+            MESSAGES, {"tools": [{"name": "x" * 10**6, "input_schema": {}}]}, "tools.0.name", id="a long name"
+        ),
     ],
 )
 def test_what_is_refused(client: httpx.Client, route: str, fields: dict[str, Any], param: str) -> None:
@@ -259,7 +287,7 @@ def test_a_refusal_does_not_repeat_all_that_was_said(client: httpx.Client, field
         pytest.param('{"model": "tiny", "prompt": "x", "\\u0000": 1}', id="a field named NUL"),
     ],
 )
-@pytest.mark.parametrize("route", [CHAT, TEXT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("route", [*BODIES, f"{MESSAGES}/count_tokens", "/tokenize", "/detokenize"])
 def test_bodies_that_cannot_be_read(client: httpx.Client, route: str, body: str) -> None:
     reply = post(client, route, body)
     assert reply.status_code == 400 and answered(reply), reply.text
@@ -278,7 +306,7 @@ def test_every_decoder_takes_every_parameter(client: httpx.Client, decoder: str)
     own = {"stride": {"decoder": decoder}}
     everything: dict[str, Any] = {}
     for fields in SAMPLING:
-        for route in BODIES:
+        for route in (CHAT, TEXT):
             reply = post(client, route, BODIES[route] | own | fields)
             assert reply.status_code == 200, (fields, reply.text)
         everything |= fields

@@ -74,7 +74,7 @@ def test_what_nobody_foresaw_tells_nothing_of_the_inside(client: TestClient, mon
     def fail(*_: object) -> None:
         raise KeyError("/secret/path")
 
-    monkeypatch.setattr("stridelm.serve.chat.check_queue", fail)
+    monkeypatch.setattr("stridelm.serve.chat_answers.check_queue", fail)
     reply = client.post(CHAT, json=chat())
     assert refusal(reply, 500)["type"] == "server_error" and "secret" not in reply.text
 

@@ -26,7 +26,8 @@ def advice(report: Report) -> str:
     others = ", ".join(f"{name} {gain:.2f}x" for name, gain in gains.items() if name not in (best, report.baseline))
     if best == report.baseline:
         return f"On this machine set --decoder {best}: nothing was clearly faster than one token at a time ({others})."
-    fact = f"{gains[best]:.2f}x as fast as one token at a time ({_by_suite(speeds, best, report.baseline)})"
+    doubt = "" if _is_clearly_faster(speeds, best, report.baseline) else ", which is no clear difference"
+    fact = f"{gains[best]:.2f}x as fast as one token at a time{doubt} ({_by_suite(speeds, best, report.baseline)})"
     if best != default:
         return f"On this machine set --decoder {best}: it was {fact}, {default} {gains[default]:.2f}x."
     return f"On this machine leave --decoder at {best}: it was {fact}, and no other exact decoder was clearly faster."

@@ -33,7 +33,8 @@ class TextStream:
 
     def __init__(self, decode: Detokenizer, stop: Items[str] = ()) -> None:
         self.stop = stop
-        self.stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that is complete."""
         self._decode = decode
         self._ids: tuple[int, ...] = ()
         """The latest tokens. The text of the first `_read` of them was returned already; they are decoded again
@@ -46,7 +47,7 @@ class TextStream:
         """Text that is not returned yet, because a stop string may begin in it."""
 
     def push(self, token: int) -> str:
-        """Returns the text that is final once this token is known. Sets `stopped` if a stop string is complete."""
+        """Returns the text that is final once this token is known. Sets `stopped_by` if a stop string is complete."""
         self._ids += (token,)
         text, known = self._decode(self._ids), self._known
         if text.endswith(_BROKEN) or len(text) <= len(known):
@@ -57,7 +58,7 @@ class TextStream:
 
     def flush(self) -> str:
         """The rest, at the end of the answer: an incomplete character, or the beginning of a stop string."""
-        if self.stopped:
+        if self.stopped_by is not None:
             return ""
         released = self._release(self._decode(self._ids)[len(self._known) :]) + self._held
         self._held = ""
@@ -67,10 +68,10 @@ class TextStream:
         if not self.stop:
             return text
         self._held += text
-        ends = [at for at in (self._held.find(stop) for stop in self.stop) if at >= 0]
+        ends = [(at, stop) for stop in self.stop if (at := self._held.find(stop)) >= 0]
         if ends:
-            released, self._held = self._held[: min(ends)], ""
-            self.stopped = True
+            first, self.stopped_by = min(ends)
+            released, self._held = self._held[:first], ""
             return released
         keep = max((overlap(self._held, stop) for stop in self.stop), default=0)
         released, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -182,9 +182,10 @@ class Engine:
         for token in commit.tokens:
             text += stream.push(token)
             count += 1
-            if stream.stopped:
+            if stream.stopped_by is not None:
                 break
-        sequence.finish_reason = "stop" if stream.stopped else commit.finish_reason
+        sequence.stopped_by = stream.stopped_by
+        sequence.finish_reason = "stop" if stream.stopped_by is not None else commit.finish_reason
         return (text + stream.flush() if sequence.finish_reason else text), count
 
 

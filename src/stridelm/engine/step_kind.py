@@ -10,7 +10,8 @@ from stridelm.types import Sequence
 
 ENGINE_FIELDS = frozenset({
     *("tokens", "params", "policy", "context_length", "prompt_length", "most_tokens", "cached", "allowance"),
-    *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop", "optional_alternatives"),
+    *("arrival", "is_held", "reads_anew", "table", "stats", "finish_reason", "stop", "stopped_by"),
+    "optional_alternatives",
 })  # fmt: skip
 """Fields of SamplingParams and Sequence that the engine handles itself, in own steps and in the host's."""
 

@@ -128,6 +128,8 @@ def _choices(
 class CompletionWriter:
     """The reply to one request."""
 
+    failure = None
+
     def __init__(self, context: Context, request: CompletionRequest, choices: list[_Choice], report: Report) -> None:
         self._request, self._choices, self._report = request, choices, report
         self._envelope = Envelope(context, request, "text_completion", "cmpl")

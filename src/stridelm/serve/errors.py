@@ -1,7 +1,7 @@
-"""The server's errors, in OpenAI's format."""
+"""The server's errors, in OpenAI's format, and in Anthropic's on its routes."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,7 +17,19 @@ log = logging.getLogger(__name__)
 _MAX_MESSAGE = 500
 _MAX_PARAM = 100
 """Maximum lengths in characters. Both may repeat parts of the request, which can be megabytes."""
-ErrorBody = dict[str, dict[str, str | int | None]]
+MESSAGES = "/v1/messages"
+"""Anthropic's API is below this path."""
+_MESSAGES_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Anthropic's names for kinds of errors, by status."""
+ErrorBody = dict[str, Any]
 
 
 class ApiError(Exception):
@@ -34,6 +46,25 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         message, param = _cut(self.message, _MAX_MESSAGE), self.param and _cut(self.param, _MAX_PARAM)
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code or self.status}}
+
+    def messages_body(self) -> ErrorBody:
+        """In Anthropic's format, which has no place for the field: the message begins with it."""
+        kind = _MESSAGES_KINDS.get(self.status, "invalid_request_error")
+        is_named = self.param is None or self.message.startswith(self.param)
+        message = self.message if is_named else f"{self.param}: {self.message}"
+        return {"type": "error", "error": {"type": kind, "message": _cut(message, _MAX_MESSAGE)}}
+
+    def body_for(self, path: str) -> ErrorBody:
+        """In the format of the API that a path belongs to."""
+        return self.messages_body() if path == MESSAGES or path.startswith(f"{MESSAGES}/") else self.body()
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Name fields as the client does. `names`: its names by ours."""
+        old, new = self.param, names.get(self.param or "")
+        if old is not None and new is not None:
+            self.param = new
+            if self.message.startswith(old):
+                self.message = new + self.message.removeprefix(old)
 
 
 class Uncompilable(ApiError):
@@ -63,17 +94,17 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Report every failure of a request in OpenAI's format."""
+    """Report every failure of a request in the format of its API."""
     for kind in (ApiError, InputError, EngineStopped, HTTPException, Exception):
         app.add_exception_handler(kind, _handle)
 
 
-async def _handle(_: Request, error: Exception) -> Response:
+async def _handle(request: Request, error: Exception) -> Response:
     shown = as_api_error(error)
     headers = dict(getattr(error, "headers", None) or {})
     if shown.retry_after:
         headers["Retry-After"] = str(shown.retry_after)
-    return JSONResponse(shown.body(), shown.status, headers)
+    return JSONResponse(shown.body_for(request.url.path), shown.status, headers)
 
 
 def invalid(error: ValidationError, body: object) -> ApiError:
@@ -81,7 +112,11 @@ def invalid(error: ValidationError, body: object) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     path, first = max(((_path(each["loc"], body), each) for each in found), key=lambda pair: len(pair[0]))
     param = ".".join(path) or None
-    what = "this field is not known here" if first["type"] == "extra_forbidden" else first["msg"]
+    what = (
+        "this field is not known here"
+        if first["type"] == "extra_forbidden"
+        else first["msg"].removeprefix("Value error, ")
+    )
     return ApiError(400, f"{param or 'the body'}: {what}", param=param)
 
 

@@ -24,7 +24,7 @@ Turn = dict[str, Any]
 """A message as templates read it."""
 Variables = dict[str, Any]
 """Further variables of a chat template, by name."""
-_MAX_ARGUMENT_DEPTH = 64
+MAX_ARGUMENT_DEPTH = 64
 _LONG = 64 * 2**10
 """Texts of more characters than this take a tenth of a second or longer to encode."""
 _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="stridelm-tokenizer")
@@ -89,7 +89,11 @@ class Prompts:
         """Names of the variables in a request that the template does not read."""
         names = {name: f"chat_template_kwargs.{name}" for name in given or ()}
         names |= {} if effort is None else {"reasoning_effort": "reasoning_effort"}
-        return [shown for name, shown in names.items() if name not in self._template]
+        return [shown for name, shown in names.items() if not self.reads(name)]
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template mentions a variable."""
+        return variable in self._template
 
     def _own_variables(self) -> set[str]:
         """Names that the template gets from elsewhere, or that the tokenizer would take as its own arguments."""
@@ -257,8 +261,8 @@ def _call(call: ToolCall) -> Turn:
         arguments = orjson.loads(written) if written.strip() else {}
     except orjson.JSONDecodeError:
         arguments = written
-    if depth(arguments) > _MAX_ARGUMENT_DEPTH:
-        message = f"messages: the arguments of {call.id} may be {_MAX_ARGUMENT_DEPTH} deep at most"
+    if depth(arguments) > MAX_ARGUMENT_DEPTH:
+        message = f"messages: the arguments of {call.id} may be {MAX_ARGUMENT_DEPTH} deep at most"
         raise ApiError(400, message, param="messages")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 

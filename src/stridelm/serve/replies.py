@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -25,12 +26,14 @@ class Report:
         sequences: list[Sequence],
         *,
         ignored: Items[str] = (),
+        names: Mapping[str, str] | None = None,
         is_scored: bool = False,
     ) -> None:
         """`sequences`: the answers, grouped by prompt; `ignored`: fields that were ignored besides `request.ignored`;
-        `is_scored`: whether the prompts were already read for this request, to score them."""
+        `names`: the client's own names for fields, where they differ; `is_scored`: whether the prompts were already
+        read for this request, to score them."""
         self._context, self._request, self._plan = context, request, plan
-        self._ignored = [*request.ignored, *ignored]
+        self._ignored = [(names or {}).get(name, name) for name in (*request.ignored, *ignored)]
         self._is_scored = is_scored
         self._firsts = [sequence for sequence in sequences if sequence.choice == 0]
         """The first answer to each prompt."""

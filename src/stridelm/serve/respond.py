@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from stridelm.serve.http.json_body import JsonReply, dumps
-from stridelm.serve.http.sse import EventStream
+from stridelm.serve.http.sse import EventStream, Failure
 from stridelm.serve.reading import StrideStreams, unless_left
 from stridelm.serve.settings import ServeSettings
 from stridelm.types import Stride
@@ -20,6 +20,11 @@ Reply = dict[str, Any]
 
 class Writer(Protocol):
     """Turns strides into a reply."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """As in `EventStream`."""
+        ...
 
     async def whole(self, strides: Strides) -> Reply: ...
 
@@ -39,4 +44,4 @@ async def respond(
     except BaseException:
         answers.close()
         raise
-    return EventStream(first, chunks, answers.close, settings)
+    return EventStream(first, chunks, answers.close, settings, failure=writer.failure)

@@ -1,7 +1,7 @@
 """The routes that answer with the model's text or tokens."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Body, Request
@@ -10,11 +10,14 @@ from starlette.responses import Response
 from stridelm.serve.chat import answer_chat
 from stridelm.serve.completions import answer_completion
 from stridelm.serve.context import Context
+from stridelm.serve.errors import ApiError
 from stridelm.serve.grammars.vocabulary import Vocabulary
 from stridelm.serve.http.json_body import JsonReply, json_route
+from stridelm.serve.messages.routes import add_messages
 from stridelm.serve.prompts import Prompts
+from stridelm.serve.responses.routes import add_responses
 from stridelm.serve.schemas.chat import ChatRequest
-from stridelm.serve.schemas.common import ERRORS
+from stridelm.serve.schemas.common import ERRORS, TEXT_REPLY
 from stridelm.serve.schemas.text import (
     CompletionRequest,
     DetokenizeReply,
@@ -25,13 +28,8 @@ from stridelm.serve.schemas.text import (
 )
 from stridelm.serve.tools.use import check_functions
 
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer: whole, or with `stream` as server-sent events",
-        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
-    },
-    **ERRORS,
-}
+_TEXT = TEXT_REPLY | ERRORS
+_NO_EMBEDDINGS = "this server writes text and has no embeddings: start a server of an embedding model for them"
 
 
 def make_router(context: Context) -> APIRouter:
@@ -56,6 +54,13 @@ def make_router(context: Context) -> APIRouter:
         context.check_model(request.model)
         prompts.check_known(request.tokens, "tokens")
         return JsonReply({"prompt": await asyncio.to_thread(context.model.target.tokenizer.decode, request.tokens)})
+
+    add_responses(router, context, prompts, vocabulary)
+    add_messages(router, context, prompts, vocabulary)
+
+    @router.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        raise ApiError(404, _NO_EMBEDDINGS)
 
     return router
 

@@ -17,8 +17,8 @@ class ServeSettings:
     port: int = 8000
     """The port to listen on; 0 takes a free one and prints it."""
     api_key: str | None = field(default=None, metadata={"environment": "STRIDELM_API_KEY"})
-    """Required of every request except for /health and the playground's page, as `Authorization: Bearer KEY`. Better
-    set as STRIDELM_API_KEY: other users of the machine can read command lines."""
+    """Required of every request except for /health and the playground's page, as `Authorization: Bearer KEY` or
+    `x-api-key: KEY`. Better set as STRIDELM_API_KEY: other users of the machine can read command lines."""
     served_model_name: tuple[str, ...] = ()
     """The model's name in requests and replies; with several, requests may use any, and metrics use the first. Default:
     the name it was loaded by, without its folder."""

@@ -1,4 +1,5 @@
-// The AI SDK with its two providers for servers like this one: text, objects, and its own loop of tools.
+// The AI SDK with its providers for servers like this one, in each API: text, objects, and its own loop of tools.
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, isStepCount, Output, streamObject, streamText, tool } from "ai";
@@ -15,14 +16,18 @@ const makers = {
       includeUsage: true,
       supportsStructuredOutputs: true,
     })(model),
-  // As a server like this one is used by those who have the maker's own provider: `chat`, not `responses`.
   openai: () => createOpenAI({ baseURL: url, apiKey: key }).chat(model),
+  responses: () => createOpenAI({ baseURL: url, apiKey: key }).responses(model),
+  anthropic: () => createAnthropic({ baseURL: url, apiKey: key })(model),
 };
+// Else the SDK refers to the items of earlier replies, which nobody keeps.
+const providerOptions = { openai: { store: false } };
 const Weather = z.strictObject({ city: z.enum(["Oslo", "Rome"]), unit: z.enum(["C", "F"]) });
 
 function asked(provider, more = {}) {
   const chat = { instructions: system, prompt: question };
-  return { model: makers[provider](), ...chat, temperature: 0, seed: 3, maxOutputTokens: 16, maxRetries: 0, ...more };
+  const fields = { temperature: 0, seed: 3, maxOutputTokens: 16, maxRetries: 0, ...more };
+  return { model: makers[provider](), providerOptions: provider === "responses" ? providerOptions : {}, ...chat, ...fields };
 }
 
 function toolbox(calls) {

@@ -1,6 +1,6 @@
-// openai for node: a chat, a stream, an object, and loops of tools by hand and by its runner.
+// openai for node: a chat, a stream, an object, and loops of tools by hand and by its runner; and its Responses API.
 import OpenAI from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import { key, model, run, settings, url } from "./say.mjs";
 
@@ -17,6 +17,16 @@ async function turn(way, more) {
   return (await stream.finalChatCompletion()).choices[0];
 }
 
+// The same as a response. Its output goes back as it is.
+async function response(way, more) {
+  const { messages, max_tokens, ...asked } = { ...fields, messages: chat, ...more };
+  const request = { input: messages, max_output_tokens: max_tokens, ...asked };
+  if (way === "whole") return client.responses.create(request);
+  let last;
+  for await (const event of await client.responses.create({ ...request, stream: true })) last = event;
+  return last.response;
+}
+
 await run({
   async models() {
     return { id: (await client.models.retrieve(model)).id };
@@ -25,6 +35,32 @@ await run({
   async chat(way) {
     const choice = await turn(way, {});
     return { text: choice.message.content, finish: choice.finish_reason };
+  },
+
+  async respond(way) {
+    const { output, status } = await response(way, {});
+    return { text: output[0].content[0].text, status };
+  },
+
+  async respondObject() {
+    const format = zodTextFormat(Weather, "weather");
+    const asked = { model, input: chat, text: { format }, max_output_tokens: callTokens, temperature: 0 };
+    return (await client.responses.parse(asked)).output_parsed;
+  },
+
+  async respondLoop(way) {
+    const messages = [...chat];
+    const calls = [];
+    const functions = tools.map(({ type, function: tool }) => ({ type, ...tool }));
+    for (const name of ["weather", "clock"]) {
+      const more = { messages, tools: functions, tool_choice: { type: "function", name }, max_tokens: callTokens };
+      const { output, status } = await response(way, more);
+      const [call] = output;
+      calls.push({ name: call.name, arguments: call.arguments, finish: status });
+      messages.push(...output, { type: "function_call_output", call_id: call.call_id, output: answers[name] });
+    }
+    const { output } = await response(way, { messages, tools: functions, tool_choice: "none" });
+    return { calls, text: output[0].content[0].text };
   },
 
   async usage() {

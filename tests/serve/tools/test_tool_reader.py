@@ -23,6 +23,8 @@ class Read:
     text: str = ""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Names and arguments, as they were written."""
+    order: list[int | None] = field(default_factory=list, compare=False)
+    """What came after what: calls by their index, and text as None."""
 
 
 def read(form: ToolFormat, pieces: list[str], *, many: bool = True) -> Read:
@@ -31,6 +33,9 @@ def read(form: ToolFormat, pieces: list[str], *, many: bool = True) -> Read:
     for number in range(len(pieces) + 1):
         found = reader.push(pieces[number]) if number < len(pieces) else reader.flush()
         whole.text += found.text
+        for piece in found.pieces:
+            came = None if isinstance(piece, str) else piece.index
+            whole.order += [] if whole.order[-1:] == [came] else [came]
         for part in found.calls:
             if part.name is not None:
                 assert part.index == len(whole.calls)
@@ -50,7 +55,8 @@ def read_alike(form: ToolFormat, text: str, *, many: bool = True) -> Read:
     """What is read of a text, which is the same in pieces of any size."""
     whole = read(form, [text], many=many)
     for size in range(1, len(text)):
-        assert read(form, cut(text, size), many=many) == whole, size
+        again = read(form, cut(text, size), many=many)
+        assert (again, again.order) == (whole, whole.order), size
     return whole
 
 

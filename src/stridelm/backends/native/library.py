@@ -146,7 +146,7 @@ class Costs(ctypes.Structure):
     _fields_ = (
         *(("table", c_void_p), ("largest", c_int64)),
         *((name, c_double) for name in ("masks", "mask_row", "context", "sequence", "head", "head_row", "level")),
-        ("around", c_double),
+        *((name, c_double) for name in ("around", "tending")),
     )
 
 

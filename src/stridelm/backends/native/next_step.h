@@ -35,10 +35,12 @@ class NextStep {
     has_tried_levels_ |= text.rules.masks > 0;
   }
   double seconds_of_level() const { return costs_.level; }
-  // What lay between two forwards took so long, drafting included.
-  void surround(double seconds) {
-    const double rest = std::clamp(seconds - drafting_, costs_.around / 2, 2 * costs_.around);
-    costs_.around += (rest - costs_.around) / 8, drafting_ = 0;
+  // What lay between two forwards took so long, drafting included; so many texts had masks or drafts from them.
+  void surround(double seconds, int64_t texts) {
+    const double rest = seconds - drafting_, tending = (rest - costs_.around) / static_cast<double>(std::max<int64_t>(1, texts));
+    drafting_ = 0;
+    if (texts) approach(costs_.tending, tending);
+    else approach(costs_.around, rest);
   }
   bool has_planned_texts() const { return costs_.table != nullptr; }
 
@@ -80,7 +82,10 @@ class NextStep {
   static constexpr int64_t kMasksToLook = 2;
   static constexpr int64_t kAlike = 256, kExactly = 8;  // lengths that are one; up to so many texts together are not
   static constexpr double kFloor = 0.2, kLeastFloor = 0.005;
-  static constexpr double kDrift = 0.4, kLittle = 0.03, kAround = 1e-4;
+  // Beside many texts drafts gain little and cost nearly as much: only those that pay clearly are run.
+  static constexpr int64_t kFew = 2;
+  static constexpr double kDear = 1.2;
+  static constexpr double kAround = 1e-4, kTending = 5e-5;
   static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
 
   // All texts of a model have the same costs, unless somebody tries others.
@@ -92,8 +97,8 @@ class NextStep {
            !std::equal(table_.begin(), table_.end(), costs.table);
   }
   void take(const Costs& costs) {
-    const double around = costs_.around;
-    costs_ = costs, costs_.around = around, has_tried_levels_ = false;
+    const double around = costs_.around, tending = costs_.tending;
+    costs_ = costs, costs_.around = around, costs_.tending = tending, has_tried_levels_ = false;
     table_.assign(costs.table, costs.table + costs.largest + 1);
     costs_.table = table_.data();
     worths_.clear();
@@ -130,11 +135,15 @@ class NextStep {
     return best;
   }
 
+  // One measurement changes an estimate by an eighth at most: the system may have held up any of them.
+  static void approach(double& estimate, double measured) {
+    estimate += (std::clamp(measured, estimate / 2, 2 * estimate) - estimate) / 8;
+  }
   // Drafting some depths took so long, in a step: its weights come from memory then.
   void took(int64_t levels, double seconds) {
     drafting_ += seconds;
     const double each = seconds / static_cast<double>(std::max<int64_t>(1, levels));
-    costs_.level += (std::clamp(each, costs_.level / 2, 2 * costs_.level) - costs_.level) / 8;
+    approach(costs_.level, each);
   }
 
   // At the text's ease. Solved when first needed: a millisecond.
@@ -143,8 +152,7 @@ class NextStep {
     while (together < texts) together *= 2;
     const int64_t lengths = text.length() / kAlike;
     Worth& worth = worths_[{together, lengths, 2 * text.rules.masks + text.is_sampled()}];
-    if (worth.level() < 0 || std::abs(costs_.level - worth.level()) > kDrift * worth.level() ||
-        std::abs(costs_.around - worth.around()) > std::max(kDrift * worth.around(), kLittle * costs_.rows(1)))
+    if (!worth.is_solved_for(costs_))
       worth.solve(text.prior(), parts_, text.rules.masks, costs_, together, lengths * kAlike + kAlike / 2);
     worth.look(text.ease.odds());
     return worth;
@@ -219,8 +227,8 @@ class NextStep {
       seconds_[rows] = costs_.rows(others + static_cast<int64_t>(rows)) +
                        costs_.context * static_cast<double>(text.length()) * static_cast<double>(rows) +
                        costs_.sequence * static_cast<double>(texts - 1);
-    outlook_.rate = worth.pace(), outlook_.seconds = seconds_.data(), outlook_.pending = 1;
-    outlook_.masks = costs_.masks, outlook_.mask_row = costs_.mask_row;
+    outlook_.rate = worth.pace() * (texts > kFew ? kDear : 1.0), outlook_.seconds = seconds_.data(), outlook_.pending = 1;
+    outlook_.masks = costs_.masks + costs_.tending, outlook_.mask_row = costs_.mask_row;
     outlook_.options.clear(), outlook_.left.assign(1, 0.0);
     if (longest == 0 || is_predicted(text.tree)) return;
     fresh_.clear();
@@ -267,7 +275,7 @@ class NextStep {
   const MaskParts& parts_;
   const std::vector<int64_t>& ends_;  // tokens that end a text
   const int64_t longest_;             // positions that the model has
-  Costs costs_{{}, {}, {}, {}, {}, {}, {}, {}, {}, kAround};  // none as long as all texts take one token at a time
+  Costs costs_{{}, {}, {}, {}, {}, {}, {}, {}, {}, kAround, kTending};  // no table: all texts take one token at a time
   double drafting_ = 0;               // seconds of it since the last forward
   std::vector<double> table_;         // theirs
   bool has_tried_levels_ = false;

@@ -71,9 +71,11 @@ class Steps {
     }
     if (going_.empty()) return;
     const auto started = Clock::now();
-    if (has_run_) next_.surround(std::chrono::duration<double>(started - forward_ended_).count());
+    if (has_run_) next_.surround(std::chrono::duration<double>(started - forward_ended_).count(), tended_);
     rows_.run(going_);
     forward_ended_ = Clock::now(), has_run_ = true;
+    tended_ = std::count_if(going_.begin(), going_.end(),
+                            [](const StepText* text) { return text->was_grown || text->mask_rows(); });
     for (StepText* text : going_) {
       walk(*text);
       report(*text, to);
@@ -182,6 +184,7 @@ class Steps {
   NextStep next_;
   Drawer drawer_;
   Clock::time_point forward_ended_;
+  int64_t tended_ = 0;  // texts in the last forward that had masks or drafts from them
   bool has_run_ = false;
   std::vector<int64_t> to_, from_;  // slots of the cache
   std::vector<int64_t> found_;

@@ -24,11 +24,12 @@ struct Costs {
   const double* table;  // by number of real rows, up to `largest`
   int64_t largest;
   double masks, mask_row, context, sequence, head, head_row, level;
-  double around;  // beside a step's forward and its drafting: draws, plans, and the host between two steps
+  double around;   // beside a step's forward: draws, plans, and the host between two steps
+  double tending;  // beside its forward and drafting, for each text with masks: their candidates, what they pass
 
   double rows(int64_t count) const { return table[std::min(count, largest)]; }
   double operator()(int64_t real, int64_t mask_rows) const {
-    return rows(real + mask_rows) + (mask_rows ? masks + mask_row * static_cast<double>(mask_rows) : 0);
+    return rows(real + mask_rows) + (mask_rows ? masks + tending + mask_row * static_cast<double>(mask_rows) : 0);
   }
 };
 
@@ -42,7 +43,7 @@ class Worth {
     for (int64_t count : {1, 2, 3, 4, 6, 8, 12, 16})
       if (options_.empty() || options_.back() < longest) options_.push_back(std::min(count, longest));
     if (longest == 0) options_.clear();
-    places_ = parts.reach(longest), costs_ = &costs, texts_ = texts, level_ = costs.level, around_ = costs.around;
+    places_ = parts.reach(longest), texts_ = texts, costs_ = costs;
     row_ = costs.context * static_cast<double>(length);
     reach_.clear();
     for (int64_t count : options_) reach_.push_back(parts.reach(count));
@@ -63,11 +64,17 @@ class Worth {
     for (size_t i = 0; i < now_.size(); i++) now_[i] = (1 - share) * tables_[high - 1][i] + share * tables_[high][i];
     pace_ = (1 - share) * paces_[high - 1] + share * paces_[high];
   }
-  double level() const { return level_; }  // what a depth of drafts cost; -1 before it is solved
-  double around() const { return around_; }
+  // Whether these costs, as far as they are measured while texts are written, are still about those.
+  bool is_solved_for(const Costs& costs) const {
+    const auto is_near = [&](double then, double now) {
+      return std::abs(now - then) <= std::max(kDrift * then, kLittle * costs.rows(1));
+    };
+    return costs_.table && is_near(costs_.level, costs.level) && is_near(costs_.around, costs.around) &&
+           is_near(costs_.tending, costs.tending);
+  }
   double pace() const { return pace_; }  // tokens per second of all texts
-  // Whether masks pay in the easiest texts.
-  bool can_pay() const { return paces_[kEases - 1] * seconds(0, 0) > kGain; }
+  // Whether masks pay in easy texts: by so much that looks at them in all texts are worth their time.
+  bool can_pay() const { return paces_[kEasy] * seconds(0, 0) > kGain; }
   // By places that the text has passed: what a chain of so many places is worth.
   const double* chain(int64_t places) const { return now_.data() + places * (places_ + 1); }
   // Numbers of masks per chain, and the places that these propose tokens for.
@@ -75,14 +82,14 @@ class Worth {
   const std::vector<int64_t>& reach() const { return reach_; }
 
  private:
-  static constexpr int kEases = 8, kRounds = 60;
+  static constexpr int kEases = 8, kEasy = 6, kRounds = 60;
   static constexpr double kGrid[kEases] = {0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94};
-  static constexpr double kConverged = 1e-3, kCheapRows = 1.5, kGain = 1.02;
+  static constexpr double kConverged = 1e-3, kCheapRows = 1.5, kGain = 1.05, kDrift = 0.4, kLittle = 0.01;
 
   double seconds(int64_t drafts, int64_t masks) const {
-    const double plain = (*costs_)(texts_, 0) + costs_->sequence * static_cast<double>(texts_ - 1) + around_;
-    return (*costs_)(texts_ + drafts, masks) - costs_->rows(texts_) + plain / static_cast<double>(texts_) +
-           row_ * static_cast<double>(1 + drafts + masks) + costs_->level * static_cast<double>(drafts);
+    const double plain = costs_(texts_, 0) + costs_.sequence * static_cast<double>(texts_ - 1) + costs_.around;
+    return costs_(texts_ + drafts, masks) - costs_.rows(texts_) + plain / static_cast<double>(texts_) +
+           row_ * static_cast<double>(1 + drafts + masks) + costs_.level * static_cast<double>(drafts);
   }
   double& at(std::vector<double>& table, int64_t places, int64_t used) const { return table[places * (places_ + 1) + used]; }
 
@@ -151,10 +158,10 @@ class Worth {
 
   std::vector<int64_t> options_, reach_;
   int64_t places_ = 0, most_drafts_ = 0, texts_ = 1;
-  const Costs* costs_ = nullptr;
+  Costs costs_{};  // without a table before it is solved
   double row_ = 0;  // what a row takes to read the text
   std::vector<double> tables_[kEases], now_, reached_;
-  double paces_[kEases] = {}, pace_ = 0, level_ = -1, around_ = 0;
+  double paces_[kEases] = {}, pace_ = 0;
 };
 
 }  // namespace stride

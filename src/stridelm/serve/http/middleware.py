@@ -74,8 +74,8 @@ class RequestIds(_Layer):
 
 
 class ApiKey(_Layer):
-    """Admits requests with the right API key. Digests are compared, since they all have the same length, and in
-    constant time."""
+    """Admits requests with the right API key, as OpenAI's clients send it or as Anthropic's do. Digests are compared,
+    since they all have the same length, and in constant time."""
 
     def __init__(self, app: ASGIApp, key: str, open_paths: Collection[str]) -> None:
         """`open_paths`: paths that need no key."""
@@ -85,14 +85,16 @@ class ApiKey(_Layer):
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, given = _header(scope, b"authorization").partition(b" ")
-        is_known = hmac.compare_digest(_digest(given.strip()), self._digest) and scheme.lower() == b"bearer"
-        if is_known or scope["path"] in self._open_paths:
+        is_known = self._is_key(given) and scheme.lower() == b"bearer"
+        if is_known or self._is_key(_header(scope, b"x-api-key")) or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
         else:
-            error = ApiError(
-                401, "Incorrect API key provided, or none: send `Authorization: Bearer KEY`", code="invalid_api_key"
-            )
+            message = "Incorrect API key provided, or none: send `Authorization: Bearer KEY` or `x-api-key: KEY`"
+            error = ApiError(401, message, code="invalid_api_key")
             await _refuse(error, scope, send, {"www-authenticate": "Bearer"})
+
+    def _is_key(self, given: bytes) -> bool:
+        return hmac.compare_digest(_digest(given.strip()), self._digest)
 
 
 class Headers(_Layer):
@@ -278,7 +280,7 @@ async def _refuse(error: ApiError, scope: Scope, send: Send, headers: Mapping[st
     every = dict(headers or {})
     if error.retry_after:
         every["retry-after"] = str(error.retry_after)
-    await JSONResponse(error.body(), error.status, every)(scope, _nothing, send)
+    await JSONResponse(error.body_for(scope["path"]), error.status, every)(scope, _nothing, send)
 
 
 async def _nothing() -> Message:

@@ -144,19 +144,13 @@ class Neutral(Strict):
     """Hidden states are not returned."""
 
 
-class TextRequest(Unread, Neutral):
-    """The fields of every request for text. Null means the same as leaving a field out."""
+class GenerationFields(Strict):
+    """The fields of requests for text in every API: the model, how it is sampled, and StrideLM's own settings."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     """The served model's name, which is also the default."""
     stream: bool | None = None
     """Send the text as it is written, as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """Only with `stream`."""
-    n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of answers to each prompt (1)."""
-    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
-    """Strings that end the answer; they are not part of it."""
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     """Same seed, same text; if it is left out or -1, one is drawn, and the reply names it."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -186,6 +180,21 @@ class TextRequest(Unread, Neutral):
     """Token ids, as strings, and what is added to their logits."""
     stride: StrideOptions | None = None
     """StrideLM's own settings."""
+
+    def generation_fields(self) -> dict[str, Any]:
+        """These fields alone."""
+        return {name: getattr(self, name) for name in GenerationFields.model_fields}
+
+
+class TextRequest(Unread, Neutral, GenerationFields):
+    """The fields of every request for text in OpenAI's older APIs. Null means the same as leaving a field out."""
+
+    stream_options: StreamOptions | None = None
+    """Only with `stream`."""
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Number of answers to each prompt (1)."""
+    stop: StopString | Annotated[list[StopString], Field(fail_fast=True)] | None = None
+    """Strings that end the answer; they are not part of it."""
 
     @property
     def count(self) -> int:
@@ -241,17 +250,29 @@ class ErrorReply(BaseModel):
     error: ErrorDetail
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": description}
-    for status, description in {
-        400: "The request cannot be answered: `param` names the field",
-        401: "The API key is missing or wrong",
-        404: "There is no such model",
-        413: "The request is too large",
-        415: "The request does not say that it is JSON",
-        429: "The queue is full: come again after `Retry-After` seconds",
-        503: "The server is about to stop, or its engine has crashed",
-        "default": "Anything else",
-    }.items()
+_ERRORS: dict[int | str, str] = {
+    400: "The request cannot be answered: the message names the field",
+    401: "The API key is missing or wrong",
+    404: "There is no such model",
+    413: "The request is too large",
+    415: "The request does not say that it is JSON",
+    429: "The queue is full: come again after `Retry-After` seconds",
+    503: "The server is about to stop, or its engine has crashed",
+    "default": "Anything else",
 }
-"""The error replies that every route may give."""
+
+
+def error_replies(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The error replies that every route may give, as FastAPI describes them. `model`: their body."""
+    return {status: {"model": model, "description": description} for status, description in _ERRORS.items()}
+
+
+ERRORS = error_replies(ErrorReply)
+
+TEXT_REPLY: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer: whole, or with `stream` as server-sent events",
+        "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+    }
+}
+"""The reply of routes that answer with text."""

@@ -1,6 +1,7 @@
 """How models write function calls: one entry per format, recognised by a marker in the chat template."""
 
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,10 @@ class ToolFormat:
     id_length: int = 24
     """Number of characters of a call's id after `id_prefix`. Some templates insist on a length, without a prefix."""
     id_prefix: str = "call_"
+
+    def new_id(self) -> str:
+        """An id for a call."""
+        return self.id_prefix + secrets.token_hex(self.id_length)[: self.id_length]
 
     def write(self, calls: list[Call]) -> str:
         """The calls as the model would write them."""

@@ -37,10 +37,20 @@ class CallPart:
 
 @dataclass(slots=True)
 class Found:
-    """The text and calls found in a piece of an answer."""
+    """The text and calls found in a piece of an answer, in order."""
 
-    text: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    pieces: list[str | CallPart] = field(default_factory=list)
+
+    def add(self, *pieces: str | CallPart) -> None:
+        self.pieces += [piece for piece in pieces if piece != ""]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def calls(self) -> list[CallPart]:
+        return [piece for piece in self.pieces if isinstance(piece, CallPart)]
 
 
 class _Arguments:
@@ -111,13 +121,13 @@ class CallReader:
             return Found()
         if self._arguments is not None and self._arguments.is_whole:
             rest = _after_arguments(rest)
-            return Found("" if rest.startswith(",") or self.form.after.strip().startswith(rest) else rest)
+            return _found("" if rest.startswith(",") or self.form.after.strip().startswith(rest) else rest)
         if self._arguments is not None:
             certain = rest[: len(rest) - overlap(rest, self.form.after.strip())]
             mine = self._arguments.take(certain)
             if self._arguments.in_string:  # what looked like the end of the call is part of a string
                 mine += self._arguments.take(rest[len(certain) :])
-            return Found(calls=self._piece(rest[:mine]))
+            return _found(*self._piece(rest[:mine]))
         if self.form.opens_anywhere:
             # All or part of the closing tag may be missing: it was a stop string, or there was no room for it.
             body = rest[: len(rest) - overlap(rest, self.form.after.strip())].removeprefix(self.form.openings[0])
@@ -129,8 +139,8 @@ class CallReader:
             rest = inner if self.calls else rest
         parts = [self._whole(call) for call in calls]
         if parts or (self.calls and not rest.strip()):
-            return Found(calls=parts)
-        return Found(self._space + rest)
+            return _found(*parts)
+        return _found(self._space + rest)
 
     def _advance(self, found: Found) -> bool:
         """Process the next part of the held text; False: more text is needed."""
@@ -146,22 +156,22 @@ class CallReader:
             self._is_open, self._held = False, behind
             call = self._call(body.removeprefix(opening))
             if call is None:
-                found.text += self._space + body + closed
+                found.add(self._space + body + closed)
             else:
-                found.calls.append(self._whole(call))
+                found.add(self._whole(call))
             self._space = ""
             return True
         before, opened, _ = self._held.partition(opening)
         if opened:
             # White space before a call belongs neither to the text nor to the call.
             certain = before.rstrip()
-            found.text += certain
+            found.add(certain)
             self._space, self._is_open = before[len(certain) :], True
             self._held = self._held[len(before) :]
             return True
         # If a call is about to begin, the white space before it is not text.
         certain = self._held[: len(self._held) - overlap(self._held, opening)].rstrip()
-        found.text += certain
+        found.add(certain)
         self._held = self._held[len(certain) :]
         return False
 
@@ -175,7 +185,7 @@ class CallReader:
             mine = self._arguments.take(certain)
             if self._arguments.in_string and at >= 0:  # the tag is part of a string
                 mine += self._arguments.take(closing)
-            found.calls += self._piece(self._held[:mine])
+            found.add(*self._piece(self._held[:mine]))
             self._held = self._held[mine:]
             if mine:
                 return True
@@ -197,7 +207,7 @@ class CallReader:
         """As `_advance`, in a format where calls are the whole answer."""
         if self._arguments is not None:
             mine = self._arguments.take(self._held)
-            found.calls += self._piece(self._held[:mine])
+            found.add(*self._piece(self._held[:mine]))
             self._held = self._held[mine:]
             if self._arguments.is_whole:
                 self._arguments = None
@@ -205,7 +215,7 @@ class CallReader:
             return False
         if self._is_text or not (self.calls or self._may_be_calls()):
             self._is_text = True
-            found.text += self._held
+            found.add(self._held)
             self._held = ""
             return False
         return self._begins(self._after_calls(self._held), found)
@@ -221,7 +231,7 @@ class CallReader:
             return False
         if name not in self.names:
             return False
-        found.calls.append(CallPart(self.calls, name, ""))
+        found.add(CallPart(self.calls, name, ""))
         self.calls += 1
         self._held, self._space, self._arguments = text[beginning.end() :], "", _Arguments()
         return True
@@ -283,6 +293,12 @@ class CallReader:
         calls = [self._known(value) for value in values]
         known = [call for call in calls if call is not None]
         return known[: None if self.many else 1] if len(known) == len(calls) else []
+
+
+def _found(*pieces: str | CallPart) -> Found:
+    found = Found()
+    found.add(*pieces)
+    return found
 
 
 def _after_arguments(text: str) -> str:

@@ -51,7 +51,6 @@ inline void say_lanes() {
   each_vector("to_floats", [](Floats a, Floats, int64_t) { return to_floats(bits_of(a)); });
   each_vector("to_ints", [&](Floats a, Floats, int64_t) { return to_floats(to_ints(a)); });
   each_vector("load_first", [&](Floats, Floats, int64_t i) { return load_first(&x[i], i / kLanes % (kLanes + 1), 0.25f); });
-  each_vector("scale_by_power", [](Floats a, Floats, int64_t) { return scale_by_power(round(multiply(a, zeros())), to_ints(zeros())); });
   each_vector("load_halves", [&](Floats, Floats, int64_t i) { return load_halves(&x[i / 2]); });
   each_vector("load_bytes", [&](Floats, Floats, int64_t i) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(&x[i]);
