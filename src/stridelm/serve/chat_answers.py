@@ -79,6 +79,11 @@ class ChatAnswers:
         self.report.add(stride)
         return part
 
+    def new_call_id(self) -> str:
+        """An id for a call, as the model's template takes them."""
+        assert self.use is not None
+        return self.use.form.new_id()
+
     def _read_calls(self, index: int, text: str, part: Part) -> None:
         reader = self._readers[index]
         if reader is None:

@@ -36,8 +36,8 @@ class MessageForm:
         place = {"index": block.index}
         match change.what:
             case "opened":
-                if block.name is not None and self._answers.use is not None:
-                    self._calls[block.index] = self._answers.use.form.new_id()
+                if block.name is not None:
+                    self._calls[block.index] = self._answers.new_call_id()
                 yield {"type": "content_block_start", **place, "content_block": self._block(block)}
             case "grew" if block.name is None:
                 yield {"type": "content_block_delta", **place, "delta": {"type": "text_delta", "text": change.piece}}

@@ -41,8 +41,9 @@ class ResponseForm:
     def change(self, change: Change, answer: WholeAnswer | None) -> Iterator[Reply]:
         block = change.block
         if change.what == "opened":
-            form = self._answers.use.form if block.name is not None and self._answers.use else None
-            self._items.append(_Ids(_new_id("fc"), form.new_id()) if form else _Ids(_new_id("msg")))
+            is_call = block.name is not None
+            ids = _Ids(_new_id("fc"), self._answers.new_call_id()) if is_call else _Ids(_new_id("msg"))
+            self._items.append(ids)
             item = self._item(block, "in_progress")
             yield self._event("response.output_item.added", output_index=block.index, item=item)
         place = {"output_index": block.index, "item_id": self._items[block.index].item}
