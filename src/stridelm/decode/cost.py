@@ -30,7 +30,8 @@ from stridelm.models.target import Target
 from stridelm.params import SamplingParams
 from stridelm.types import ROOT, Array, DraftTree, Sequence
 
-_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_WIDTHS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 64)
+"""Kernels run rows in tiles of eight: the first row of another tile costs more than those behind it."""
 _SEQUENCES = 8
 """Sequences in the step that measures what further sequences cost: with two, the cost would drown in noise."""
 _MASKS = (2, 4, 8)

@@ -48,9 +48,12 @@ class Crowd {
 
   void end() {
     if (is_alone_) return;
+    const auto ran = Clock::now() - started_;
+    // In a short run, as for a draft, most of the time may go to waking a thread that has gone to sleep.
+    if (ran < kShort) return;
     const bool lost = is_lost();
     waited_ += waited_in_run_;
-    ran_ += Clock::now() - started_;
+    ran_ += ran;
     if (!lost && ++runs_ < kRuns) return;
     // Rest longer each time that another try shows the same; a single hitch of the system costs little.
     if (lost || waited_ * 3 > ran_) left_ = rest_ = std::min(2 * rest_, kMaxRest);
@@ -61,6 +64,7 @@ class Crowd {
 
  private:
   static constexpr std::chrono::milliseconds kLost{8};
+  static constexpr std::chrono::microseconds kShort{500};
   static constexpr int kRuns = 8, kMinRest = 2, kMaxRest = 512;
   Clock::time_point started_;
   Clock::duration waited_in_run_{}, waited_{}, ran_{};  // the last two over `runs_` runs
