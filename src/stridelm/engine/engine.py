@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from stridelm.cache.kv_cache import Table
 from stridelm.contracts import Forward, Policy
+from stridelm.decode.autoregressive import Autoregressive
 from stridelm.engine.detokenize import Detokenizer, TextStream
 from stridelm.engine.own_steps import OwnSteps
 from stridelm.engine.scheduler import Scheduler
@@ -19,6 +20,7 @@ from stridelm.params import InputError
 from stridelm.types import PREDICTION, Block, Commit, Output, Sequence, Stride, Trace
 
 log = logging.getLogger(__name__)
+_PLAIN = Autoregressive()
 
 
 class Engine:
@@ -75,9 +77,19 @@ class Engine:
         finally:
             self.remove(sequence)
 
+    def _policies(self, batch: list[Sequence]) -> list[tuple[Policy, slice]]:
+        """Each policy with its part of the batch, which the scheduler has sorted by policy. Where the backend will plan
+        an answer's steps, the host reads the prompt without drafts and masks, which would only be lost."""
+        parts: list[tuple[Policy, slice]] = []
+        for at, sequence in enumerate(batch):
+            policy = _PLAIN if self.own_steps.plans_answer(sequence) else sequence.policy
+            start = parts.pop()[1].start if parts and parts[-1][0] is policy else at
+            parts.append((policy, slice(start, at + 1)))
+        return parts
+
     def _decide(self, batch: list[Sequence]) -> "_StepResult | Exception":
         """Plan, run and commit, without changing cache or sequences yet."""
-        parts = _policies(batch)
+        parts = self._policies(batch)
         try:
             rows = sum(sequence.allowance for sequence in batch)
             blocks: list[Block] = []
@@ -92,7 +104,7 @@ class Engine:
             raise  # a bug of ours, not caused by a request
         except Exception as error:
             return error
-        return _StepResult(batch, blocks, commits, outputs)
+        return _StepResult(batch, blocks, commits, outputs, parts)
 
     def _one_by_one(self, batch: list[Sequence]) -> list[tuple[Sequence, Stride | Exception]]:
         """After a step that one of the requests made fail: run each by itself, so that only that one fails."""
@@ -130,7 +142,7 @@ class Engine:
                 events.append((sequence, stride))
             if sequence.finish_reason or isinstance(stride, Exception):
                 gone.append(sequence)
-        for policy, part in () if step.is_own else _policies(step.batch):
+        for policy, part in step.parts:
             policy.observe(step.batch[part], step.blocks[part], step.outputs[part], step.commits[part])
         for sequence in gone:
             self.remove(sequence)
@@ -197,17 +209,7 @@ class _StepResult:
     blocks: list[Block]
     commits: list[Commit]
     outputs: list[Output] = field(default_factory=list)
+    parts: list[tuple[Policy, slice]] = field(default_factory=list)
+    """Each policy with its part of the batch. None if the backend ran the step by itself: policies learn nothing from
+    it."""
     is_own: bool = False
-    """Whether the backend ran it by itself: then there are no outputs, and policies learn nothing from it."""
-
-
-def _policies(batch: list[Sequence]) -> list[tuple[Policy, slice]]:
-    """Each policy with its part of the batch, which the scheduler has sorted by policy."""
-    parts: list[tuple[Policy, slice]] = []
-    for sequence in batch:
-        if parts and parts[-1][0] is sequence.policy:
-            parts[-1] = (sequence.policy, slice(parts[-1][1].start, parts[-1][1].stop + 1))
-        else:
-            start = parts[-1][1].stop if parts else 0
-            parts.append((sequence.policy, slice(start, start + 1)))
-    return parts

@@ -168,6 +168,18 @@ class OwnSteps:
                 return drafts
         return 0 if self._has_room(sequence, 0, plain) else None
 
+    def plans_answer(self, sequence: Sequence) -> bool:
+        """Whether the backend will plan the steps of this answer, whose prompt is still being read: what the host drafts
+        until then is lost."""
+        kind = self._shapes.kind(0, sequence.eos_ids)
+        return (
+            len(sequence.tokens) == sequence.prompt_length
+            and kind is not None
+            and kind.plans
+            and _allowed(sequence.policy, kind) is not None
+            and kind.obeys(sequence)
+        )
+
     def _has_room(self, sequence: Sequence, drafts: int, kind: StepKind) -> bool:
         """Whether the text has blocks for what the steps in flight may write. Reserves them if it has too few."""
         table, room = sequence.table, sequence.room
