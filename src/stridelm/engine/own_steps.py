@@ -169,8 +169,8 @@ class OwnSteps:
         return 0 if self._has_room(sequence, 0, plain) else None
 
     def plans_answer(self, sequence: Sequence) -> bool:
-        """Whether the backend will plan the steps of this answer, whose prompt is being read: what the host drafts before
-        that is lost."""
+        """Whether the backend will plan the steps of this answer once its prompt is read: what the host drafts before is
+        lost then."""
         kind = self._shapes.kind(0, sequence.eos_ids)
         return (
             len(sequence.tokens) == sequence.prompt_length
