@@ -169,8 +169,7 @@ class OwnSteps:
         return 0 if self._has_room(sequence, 0, plain) else None
 
     def plans_answer(self, sequence: Sequence) -> bool:
-        """Whether the backend will plan the steps of this answer once its prompt is read: what the host drafts before is
-        lost then."""
+        """Whether the backend will plan this answer's steps once its prompt is read."""
         kind = self._shapes.kind(0, sequence.eos_ids)
         return (
             len(sequence.tokens) == sequence.prompt_length
