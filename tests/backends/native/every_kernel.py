@@ -22,6 +22,7 @@ from stridelm.backends.native.quantised_matrix import pack_panels, quantise
 from stridelm.contracts import Growth
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Cost
+from stridelm.decode.draft_prior import draft_priors
 from stridelm.layout import lay_out, make_block
 from stridelm.params import SamplingParams
 from stridelm.stepper import PLAIN_PLAN, Continuation, OwnPlan
@@ -78,7 +79,7 @@ def run_own_steps(forward: Any, head_row: float) -> None:
     output head on a row; if it is high, masks' logits are computed late."""
     # Beside such forwards, what lies around them is nothing, however slow sanitizers make it.
     cost = Cost((1, 64), (1000.0, 1000.0), head_row=1000 * head_row)
-    plans = [PLAIN_PLAN, *(OwnPlan(5, 24, branches, 8, 8, cost) for branches in (1, 3))]
+    plans = [PLAIN_PLAN, *(OwnPlan(5, 24, branches, 8, 8, cost, draft_priors()) for branches in (1, 3))]
     kinds = [SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=1.0, top_p=0.9, seed=1)]
     stepper = forward.stepper(0, 8, frozenset({3}))
     tables = []
