@@ -358,7 +358,7 @@ def test_the_builtin_models_own_adapter(
     ungated = replace(random_adapter(load_tiny(folder), masks=2, sequential_size=0), is_gated=False)
     save_adapter(tmp_path / "ungated", ungated)
     monkeypatch.setattr("stridelm.models.builtin.builtin_ungated", lambda: tmp_path / "ungated")
-    settings = LoadSettings(device="cpu", cache_tokens=1024)
+    settings = LoadSettings(backend="torch", device="cpu", cache_tokens=1024)
     named = stridelm.load("smollm2", adapter="smollm2-ungated", settings=settings)
     assert named.gate is not None and named.gate.k == 3
     with pytest.raises(stridelm.InputError, match=r"no adapter\.json"):
