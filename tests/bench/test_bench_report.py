@@ -30,6 +30,7 @@ from stridelm.bench.records import Report, read_report
 from stridelm.bench.report import write_json
 from stridelm.bench.table import table
 from stridelm.bench.wording import COLUMNS, text_verdict
+from stridelm.light import install_command
 from stridelm.params import InputError
 
 VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
@@ -259,13 +260,13 @@ def test_pictures_without_matplotlib(
     report: Report, shown_figures: PageFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'stridelm[bench]'")):
+    with pytest.raises(InputError, match=re.escape(install_command("bench"))):
         pictures(report, shown_figures.charts)
     (tmp_path / "speed-up.png").write_bytes(b"of an older run")
     assert write_page(report, shown_figures, tmp_path) == [tmp_path / FILE]
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
     content = "".join(Parsed((tmp_path / FILE).read_text(encoding="utf-8")).text)
-    assert "pip install 'stridelm[bench]'" in content and "differs at token" in content
+    assert install_command("bench") in content and "differs at token" in content
 
 
 # -- the page

@@ -12,6 +12,7 @@ from command_line import Call, Run, assert_refused
 from stridelm.bench import tune as tune_command
 from stridelm.bench.page.frontier_picture import frontier
 from stridelm.bench.tune import MAX_PROMPTS, Sample, candidates, choose, summarize
+from stridelm.light import install_command
 from stridelm.models.adapter import save_adapter
 from stridelm.params import InputError
 from stridelm.profile import Measured, label, read_profile, write_profile
@@ -150,7 +151,7 @@ def test_without_matplotlib(tune: Call, tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / "frontier.png").exists()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = tune("--out", tmp_path)
-    assert (run.status, "stridelm[train]" in run.out) == (0, True)
+    assert (run.status, install_command("train") in run.out) == (0, True)
     assert not (tmp_path / "frontier.png").exists(), "it would show another run's figures"
 
 

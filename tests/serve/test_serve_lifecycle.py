@@ -25,6 +25,7 @@ from real_server import (
 )
 from stridelm.api import LanguageModel
 from stridelm.cli import serve as serve_command
+from stridelm.light import install_command
 from stridelm.serve.settings import ServeSettings
 
 LONG = 800
@@ -202,7 +203,7 @@ def test_settings_that_cannot_be_are_refused(call: Call, option: str, value: str
 
 def test_a_missing_extra_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_command, "_PACKAGES", ("no_such_package",))
-    assert_refused(call("serve"), "no_such_package", "pip install 'stridelm[serve]'")
+    assert_refused(call("serve"), "no_such_package", install_command("serve"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from collections.abc import Sequence as Items
 from dataclasses import fields
 from typing import Any, cast
 
+from stridelm.light import install_command
+
 try:
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.instance import Instance
@@ -26,7 +28,7 @@ try:
     from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}: lm-eval is needed here, pip install 'stridelm[bench]'") from error
+    raise ModuleNotFoundError(f"{error}: lm-eval is needed here, {install_command('bench')}") from error
 
 from tqdm import tqdm
 

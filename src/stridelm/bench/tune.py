@@ -18,6 +18,7 @@ from rich.progress import Progress
 from stridelm.api import LanguageModel
 from stridelm.backends.common.processor import processor_name
 from stridelm.bench.page.frontier_picture import draw
+from stridelm.light import install_command
 from stridelm.params import InputError, SamplingParams
 from stridelm.profile import FILE, Measured, label, write_profile
 from stridelm.prompts import PromptLine, read_prompts
@@ -81,7 +82,7 @@ def run(options: TuneOptions) -> None:
     write_profile(file, chosen.settings, model.target.fingerprint, measured, record)
     print("\n".join(table(measured, chosen)))
     if not drawn:
-        print(f"{PICTURE} was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
+        print(f"{PICTURE} was not drawn: matplotlib is not installed ({install_command('train')})")
     choice, default = options.choice, ModelChoice()
     given = {
         name: getattr(choice, name)

@@ -4,9 +4,12 @@ import sys
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 
 from stridelm.chat.questions import Complete, piped_questions, typed_questions
 from stridelm.chat.speaker import Report
+from stridelm.chat.wrap import WordWrap
 
 STRIDE_STYLES = ("bold", "cyan")
 """Strides alternate between these, so that the user sees what each forward pass added."""
@@ -29,6 +32,7 @@ class Screen:
         self._has_colours = self.is_interactive and self._out.is_terminal
         self._pieces = 0
         self._line_is_open = False
+        self._wrap = WordWrap(self._out.width - 1)
 
     def questions(self, complete: Complete) -> Iterator[str]:
         """What the user types, or the lines of a pipe, to the end."""
@@ -37,17 +41,25 @@ class Screen:
     def show(self, text: str) -> None:
         """Print a piece of an answer."""
         if self._has_colours:
-            self._out.out(text.translate(_UNPRINTABLE), end="", style=STRIDE_STYLES[self._pieces % 2])
+            self._show_wrapped(text.translate(_UNPRINTABLE), STRIDE_STYLES[self._pieces % 2])
         else:
             print(text, end="", flush=True)  # as it is: a console would turn tabs into spaces
         self._pieces += 1
         self._line_is_open = not text.endswith("\n") if text else self._line_is_open
+
+    def _show_wrapped(self, text: str, style: str) -> None:
+        for piece in self._wrap.add(text, style):
+            if isinstance(piece, int):
+                self._out.control(Control.move(-piece), Control((ControlType.ERASE_IN_LINE, 0)))
+            else:
+                self._out.out(piece[0], end="", style=piece[1])
 
     def end_answer(self, report: Report | None, *, is_interrupted: bool = False) -> None:
         """`report` is None for an answer that failed."""
         if self._line_is_open or (report is not None and not self._pieces):
             print(flush=True)
         self._pieces, self._line_is_open = 0, False
+        self._wrap = WordWrap(self._out.width - 1)  # the window may have another width by now
         if report is not None:
             self.tell(summary(report, is_interrupted=is_interrupted))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stridelm.cli.options import with_settings
+from stridelm.light import install_command
 from stridelm.params import InputError
 from stridelm.serve.settings import ServeSettings
 from stridelm.settings import AUTO, ModelChoice
@@ -42,7 +43,7 @@ def run(choice: ModelChoice, settings: ServeSettings, *, opens_browser: bool = F
     """`opens_browser`: show the playground on this machine."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        raise InputError(f"the server needs {missing[0]}: pip install 'stridelm[serve]'")
+        raise InputError(f"the server needs {missing[0]}: {install_command('serve')}")
     from stridelm.engine.thread import EngineThread
     from stridelm.serve.lifecycle import Server, bind, make_context
 

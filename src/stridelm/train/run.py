@@ -12,6 +12,7 @@ import torch
 
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.files import read_json, write_json
+from stridelm.light import install_command
 from stridelm.params import InputError
 from stridelm.prompts import read_prompts
 from stridelm.settings import AUTO_DTYPE, LoadSettings
@@ -86,7 +87,7 @@ def _run(options: TrainOptions, team: Team) -> None:
     remove_checkpoints(out)
     print(f"{out}: {evaluation.sentence}")
     if not drawn:
-        print("report.png was not drawn: matplotlib is not installed (pip install 'stridelm[train]')")
+        print(f"report.png was not drawn: matplotlib is not installed ({install_command('train')})")
     print(f'try it: stridelm generate {shlex.join(usage)} "..."')
 
 

@@ -16,7 +16,7 @@ import stridelm
 from gguf_models import WHOLE_BLOCKS, stored_as
 from native import load_native
 from stridelm import InputError, SamplingParams
-from stridelm.light import LEFT_OUT
+from stridelm.light import LEFT_OUT, install_command
 from stridelm.models.adapter import save_adapter
 from stridelm.models.gguf import read_gguf
 from stridelm.models.gguf_content import read_content
@@ -107,6 +107,13 @@ def test_a_folder_or_a_hub_id_names_what_to_install(settings: dict[str, Any], ti
 
 
 @pytest.mark.usefixtures("light")
+def test_an_extra_is_asked_for_where_this_package_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert install_command("serve") == f"pip install -e '{Path(__file__).parents[3]}[serve]'"
+    assert install_command("serve", tmp_path) == "pip install 'stridelm[serve]'"
+    monkeypatch.setattr("stridelm.light.LEFT_OUT", ("no_such_package",))
+    assert install_command("serve", tmp_path) == "pip install 'stridelm-light[serve]'"
+
+
 def test_a_missing_model_is_missing_first() -> None:
     for model, said in (("nope", "there is no model 'nope'"), ("nope.gguf", "no such file"), ("/a/b", "no model")):
         with pytest.raises(InputError, match=said):

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from stridelm.bench.records import Report
+from stridelm.light import install_command
 from stridelm.params import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ INK, GREY, GRID, PAPER = "#1f2328", "#6e7781", "#d0d7de", "#ffffff"
 _PAGE_COLOURS = {INK: "var(--ink)", GREY: "var(--grey)", GRID: "var(--grid)", PAPER: "var(--paper)"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
-MISSING = "the pictures need matplotlib, which is not installed (pip install 'stridelm[bench]')"
+MISSING = f"the pictures need matplotlib, which is not installed ({install_command('bench')})"
 
 _POINTS_PER_REM = 11.6
 """Sets the maximum size of a picture in a page: its text is then a little smaller than the page's."""
