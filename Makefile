@@ -3,11 +3,13 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+# Modules are compiled when they are first imported: compiling all of them took longer than downloading.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS)
 export HF_HUB_OFFLINE ?= 1
 
-# Files are shared out among two processes, the long ones first (tests/conftest.py); each has one thread of torch.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Files are shared out among three processes, the long ones first (tests/conftest.py); each has one thread of torch. On
+# two cores the third works while others wait for servers and clocks.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 AXE := $(VENV)/npm/node_modules/axe-core/axe.min.js
 

@@ -34,7 +34,7 @@ from training import whole as whole
 # The same examples every time, however slow the machine: a red run must mean a change, not a new draw.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
-torch.set_num_threads(1)  # tests run in two processes, each on a core of its own
+torch.set_num_threads(1)  # tests run in several processes
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def roomy_model(tiny_folder: TinyFolder) -> LanguageModel:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first: two processes that share the files then end at about the same time."""
+    """Long files first: processes that share the files then end at about the same time."""
     order = {TESTS / file: place for place, file in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 

@@ -192,7 +192,7 @@ def run_machine(runs: int) -> None:
 
 
 def test_users_who_do_what_they_like() -> None:
-    run_machine(200)
+    run_machine(100)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from real_server import NAME, PATIENCE, ThreadServer, serve_in_thread, until
 from stridelm.api import LanguageModel
 from stridelm.serve.settings import ServeSettings
 
-CASES = 40
+CASES = 25
 MANY_CASES = int(os.environ.get("STRIDELM_FUZZ_CASES", "2000"))
 MOST_TOKENS = 4
 COUNTS = {

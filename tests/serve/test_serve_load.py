@@ -97,7 +97,7 @@ def soak(server: ProcessServer, pool: list[Asked], users: int, seconds: float) -
 
 def test_many_users_get_right_answers(start: Start, pool: list[Asked]) -> None:
     with start() as server:
-        soak(server, pool, users=8, seconds=8)
+        soak(server, pool, users=8, seconds=4)
 
 
 @pytest.mark.slow
