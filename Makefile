@@ -3,7 +3,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported: compiling all of them took longer than downloading.
+# Modules are compiled when they are first imported, and kept so whatever the environment says: tests start Python some
+# hundred times. Compiling all packages beforehand took longer than downloading them.
+unexport PYTHONDONTWRITEBYTECODE
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS)
 export HF_HUB_OFFLINE ?= 1
 

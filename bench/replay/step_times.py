@@ -4,7 +4,8 @@
                                       [--json bench/results/replay-times.json]
 
 Forwards by bench/cpu/forward.py. Around a forward: a step of plain decoding beyond its forward. Drafting: per depth,
-as whole steps find it. To be run on a machine that does nothing else.
+as whole steps find it. A decision about drafts and masks: the average over answers by `auto`. To be run on a machine
+that does nothing else.
 """
 
 import argparse
@@ -22,10 +23,11 @@ from bench.replay.play import LOOK_UP_K
 from stridelm import LanguageModel, LoadSettings, SamplingParams
 from stridelm import load as load_model
 from stridelm.backends.native.forward import NativeForward
+from stridelm.backends.native.stepper import NativeStepper
 from stridelm.decode.autoregressive import Autoregressive
 from stridelm.decode.cost import Shape, Trial
 from stridelm.draft.ngram import NgramDrafter
-from stridelm.settings import PLAIN
+from stridelm.settings import AUTO, PLAIN
 from stridelm.types import Sequence
 
 REAL = ("1", "2", "3", "4", "5", "6", "8", "9", "12", "16")
@@ -37,9 +39,8 @@ _PROMPT = "Explain in a few sentences how a bicycle stays upright."
 _TOKENS = 128
 
 
-def beside(activations: str, threads: int, rounds: int, context: int) -> dict[str, float]:
+def beside(model: LanguageModel, rounds: int, context: int) -> dict[str, float]:
     """Milliseconds of all that is no forward: the fields of `StepTimes`."""
-    model = load_model("smollm2", settings=LoadSettings(backend="native", threads=threads, activations=activations))
     gate, zeros = model.loaded.forward.gate, model.loaded.forward.zeros
     assert gate is not None
     text = Sequence(list(range(context)) * 2, SamplingParams(), Autoregressive(), frozenset(), 4 * context)
@@ -63,12 +64,20 @@ def beside(activations: str, threads: int, rounds: int, context: int) -> dict[st
 
 def _level(model: LanguageModel) -> float:
     """As whole steps find it while they write."""
+    return 1e3 * max(stepper.seconds_of_level for stepper in _after_answers(model, "self"))
+
+
+def decision(model: LanguageModel) -> float:
+    """Milliseconds; solving for the worth of masks, once per length of texts, included."""
+    return 1e3 * max(stepper.seconds_of_decision for stepper in _after_answers(model, AUTO))
+
+
+def _after_answers(model: LanguageModel, decoder: str) -> list[NativeStepper]:
     for _ in range(3):
-        for _stride in model.stream(_PROMPT, SamplingParams(max_tokens=_TOKENS), decoder="self"):
-            pass
+        model.generate(_PROMPT, SamplingParams(max_tokens=_TOKENS), decoder=decoder)
     forward = model.loaded.forward
     assert isinstance(forward, NativeForward)
-    return 1e3 * max(stepper.seconds_of_level for stepper in forward.steppers)
+    return list(forward.steppers)
 
 
 def _around(model: LanguageModel, rounds: int) -> float:
@@ -112,10 +121,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for activations in forward.ACTIVATIONS:
         by_shape = forwards[f"now, {activations}"]
-        rest = beside(activations, options.threads, options.rounds, options.context)
+        settings = LoadSettings(backend="native", threads=options.threads, activations=activations)
+        decided = decision(load_model("smollm2", settings=settings))
+        rest = beside(load_model("smollm2", settings=settings), options.rounds, options.context)
         found[activations] = {
             "forwards": {shape: each["median"] for shape, each in by_shape.items()},
             "beside": {name: round(each, 4) for name, each in rest.items()},
+            "decision": round(decided, 4),
         }
     return found
 
@@ -135,6 +147,8 @@ def main(arguments: list[str] | None = None) -> None:
                 [name, *heads], [[kind, *(f"{each:.3f}" for each in by[name].values())] for kind, by in found.items()]
             )
         )
+    for kind, by in found.items():
+        print(f"{kind}: a decision takes {1e3 * by['decision']:.1f} microseconds")
     write(options.json, {"machine": machine(options.threads), "context": options.context, "milliseconds": found})
 
 

@@ -197,4 +197,4 @@ def test_users_who_do_what_they_like() -> None:
 
 @pytest.mark.slow
 def test_users_who_do_what_they_like_for_long() -> None:
-    run_machine(5000)
+    run_machine(2000)

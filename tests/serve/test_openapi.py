@@ -23,7 +23,7 @@ from stridelm.api import LanguageModel
 from stridelm.serve.settings import ServeSettings
 
 CASES = 25
-MANY_CASES = int(os.environ.get("STRIDELM_FUZZ_CASES", "2000"))
+MANY_CASES = int(os.environ.get("STRIDELM_FUZZ_CASES", "1000"))
 MOST_TOKENS = 4
 COUNTS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),

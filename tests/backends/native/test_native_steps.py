@@ -333,6 +333,13 @@ def test_other_costs_make_other_plans(builtin: LanguageModel) -> None:
     assert drafted[0] == drafted[2] > 20 and drafted[1] == 0
 
 
+def test_decisions_are_timed(tiny_model: LanguageModel) -> None:
+    untouched = forward_of(tiny_model).stepper(0, 3, NO_END)
+    strides_of(tiny_model, drafting(tiny_model), PROMPTS[0])
+    decided = [each.seconds_of_decision for each in forward_of(tiny_model).steppers if each is not untouched]
+    assert untouched.seconds_of_decision == 0 < max(decided)
+
+
 def test_explain_says_who_plans(builtin: LanguageModel) -> None:
     builtin.generate("Hello", SamplingParams(max_tokens=8))
     first, costs, *own = builtin.explain("auto")

@@ -147,6 +147,7 @@ void stride_give_blocks(void* steps, int64_t place, const int32_t* blocks, int64
 }
 void stride_end(void* steps, int64_t place) { static_cast<Steps*>(steps)->end(place); }
 double stride_seconds_of_level(const void* steps) { return static_cast<const Steps*>(steps)->seconds_of_level(); }
+double stride_seconds_of_decision(const void* steps) { return static_cast<const Steps*>(steps)->seconds_of_decision(); }
 void stride_run_step(void* steps, const Sheets* sheets, const int64_t* waiting, int64_t waiting_count) {
   static_cast<Steps*>(steps)->run(*sheets, waiting, waiting_count);
 }

@@ -241,8 +241,8 @@ def bind(made: Path) -> Any:
     bound.stride_give_blocks.argtypes = [c_void_p, c_int64, c_void_p, c_int64]
     bound.stride_end.argtypes = [c_void_p, c_int64]
     bound.stride_run_step.argtypes = [c_void_p, POINTER(Sheets), c_void_p, c_int64]
-    bound.stride_seconds_of_level.argtypes = [c_void_p]
-    bound.stride_seconds_of_level.restype = c_double
+    for timed in (bound.stride_seconds_of_level, bound.stride_seconds_of_decision):
+        timed.argtypes, timed.restype = [c_void_p], c_double
     bound.stride_look_up.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     bound.stride_follow.argtypes = [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
     bound.stride_candidates.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p]

@@ -35,6 +35,8 @@ class NextStep {
     has_tried_levels_ |= text.rules.masks > 0;
   }
   double seconds_of_level() const { return costs_.level; }
+  // On average, beyond drafting from masks; 0 before there was any.
+  double seconds_of_decision() const { return decisions_ ? deciding_ / static_cast<double>(decisions_) : 0; }
   // What lay between two forwards took so long, drafting included; so many texts had masks or drafts from them.
   void surround(double seconds, int64_t texts) {
     const double rest = seconds - drafting_, tending = (rest - costs_.around) / static_cast<double>(std::max<int64_t>(1, texts));
@@ -65,16 +67,10 @@ class NextStep {
     text.plan = {}, text.defers = text.was_grown = false;
     text.tree.clear(), text.from_masks.clear(), text.found.clear();
     if (!text.goes_on() || !text.is_planned()) return;
-    propose(text, worth_for(text, texts).pace(), work);
-    if (!text.tree.size() && text.rules.masks == 0) return;
-    const Worth& worth = worth_for(text, texts);
-    look_ahead(text, worth, texts, others);
-    text.plan = planner_.choose(text.tree, outlook_);
-    text.tree.resize(text.plan.nodes);
-    if (worth.can_pay()) look_again(text);
-    keep_useful_anchors(text);
-    text.defers = costs_.head + costs_.head_row * static_cast<double>(text.plan.masks) <
-                  costs_.head_row * static_cast<double>(text.mask_rows());
+    const double drafted = drafting_;
+    const auto started = Clock::now();
+    decide(text, texts, others, work);
+    deciding_ += std::chrono::duration<double>(Clock::now() - started).count() - (drafting_ - drafted), decisions_++;
   }
 
  private:
@@ -87,6 +83,19 @@ class NextStep {
   static constexpr double kDear = 1.2;
   static constexpr double kAround = 1e-4, kTending = 5e-5;
   static constexpr double kCaution = 0.93;  // what masks will bring is an estimate, the time that they take is not
+
+  void decide(StepText& text, int64_t texts, int64_t others, Workspace& work) {
+    propose(text, worth_for(text, texts).pace(), work);
+    if (!text.tree.size() && text.rules.masks == 0) return;
+    const Worth& worth = worth_for(text, texts);
+    look_ahead(text, worth, texts, others);
+    text.plan = planner_.choose(text.tree, outlook_);
+    text.tree.resize(text.plan.nodes);
+    if (worth.can_pay()) look_again(text);
+    keep_useful_anchors(text);
+    text.defers = costs_.head + costs_.head_row * static_cast<double>(text.plan.masks) <
+                  costs_.head_row * static_cast<double>(text.mask_rows());
+  }
 
   // All texts of a model have the same costs, unless somebody tries others.
   bool is_other(const Costs& costs) const {
@@ -277,6 +286,8 @@ class NextStep {
   const int64_t longest_;             // positions that the model has
   Costs costs_{{}, {}, {}, {}, {}, {}, {}, {}, {}, kAround, kTending};  // no table: all texts take one token at a time
   double drafting_ = 0;               // seconds of it since the last forward
+  double deciding_ = 0;               // seconds of all decisions so far
+  int64_t decisions_ = 0;
   std::vector<double> table_;         // theirs
   bool has_tried_levels_ = false;
   std::map<std::array<int64_t, 3>, Worth> worths_;  // by texts together, their length, and masks and kind of text

@@ -87,6 +87,11 @@ class NativeStepper:
         """That drafting one depth of a tree from masks takes in a step; 0 before there was a text with drafts."""
         return library().stride_seconds_of_level(self._steps)
 
+    @property
+    def seconds_of_decision(self) -> float:
+        """That deciding about one text's next drafts and masks takes, drafting apart: the average of all so far."""
+        return library().stride_seconds_of_decision(self._steps)
+
     def begin(self, place: int, text: Continuation) -> None:
         params = text.params
         tokens, blocks, prediction = (np.array(each, np.int32) for each in (text.tokens, text.blocks, text.prediction))

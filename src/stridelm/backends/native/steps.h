@@ -59,6 +59,7 @@ class Steps {
   }
   // That drafting one depth of a tree takes here.
   double seconds_of_level() const { return next_.seconds_of_level(); }
+  double seconds_of_decision() const { return next_.seconds_of_decision(); }
   void end(int64_t place) { texts_[place] = {}; }
 
   // `waiting`: places whose texts are left out of this step. Their drafts and masks stay for a later one.
