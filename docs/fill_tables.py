@@ -43,6 +43,7 @@ from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
 from bench.measured import read  # noqa: E402
 from bench.quick_tables import quick  # noqa: E402
 from bench.readme_tables import expectations  # noqa: E402
+from bench.replay.circumstances import replay_circumstances  # noqa: E402
 from bench.replay.device import device  # noqa: E402
 from bench.replay.run import replay  # noqa: E402
 from bench.scale.tables import in_short, inputs, memory, published, serving_8b, serving_70b, steps, training  # noqa: E402
@@ -250,6 +251,7 @@ TABLES = {
     "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
     "install": install, "builds": builds, "auto": auto, "replay": replay, "replay gpu": device,
+    "replay circumstances": replay_circumstances,
 }  # fmt: skip
 
 

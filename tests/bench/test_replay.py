@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.replay import circumstances
 from bench.replay import run as replay
 from bench.replay.device import Fixed as FixedLength
 from bench.replay.device import step_times, written
@@ -261,6 +262,14 @@ def test_the_table_has_a_column_for_each_kind(played: tuple[list[Trace], dict[st
     lines = replay.speed_ups(shown).splitlines()
     assert lines[2].startswith("| plain, tokens/s | 476 | 476 | 476 | 476 |")
     assert len(lines) == 2 + len(shown)
+
+
+def test_controllers_earn_their_place_where_the_curve_is_wrong_or_a_drafter_dear() -> None:
+    found = circumstances.measure([trace_of(0.5, seed=seed) for seed in range(4)], TIMES)
+    dear, asked = found["rows cost 3 x the curve's"], found["a second drafter of 3 ms"]
+    assert dear[""] > dear["Clock"] and dear["Clock"] < 1
+    assert asked[""] > 1.2 * asked["Use"] and asked["look-up"] >= asked[""]
+    assert {name for by in found.values() for name in by} == {"", *ABLATIONS}
 
 
 def test_the_oracle_by_hand() -> None:
