@@ -58,9 +58,8 @@ def replay_circumstances() -> str:
     """For docs/decoding.md."""
     content = read("replay-circumstances.json")
     rows = [[name, *(f"{each:.2f}" for each in by.values())] for name, by in content["figures"].items()]
-    return (
-        f"{table(['', 'host', *(f'without {name}' for name in ABLATIONS)], rows)}\n\n{content['activations']}, greedy."
-    )
+    head = ["", "host", *(f"without {name}" for name in ABLATIONS)]
+    return f"{table(head, rows)}\n\nTokens per second over plain decoding's, {content['activations']}, greedy."
 
 
 def main(arguments: list[str] | None = None) -> None:
