@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from stridelm.export.gguf_vocabulary import vocabulary_fields
 from stridelm.export.hf_folder import made_whole
-from stridelm.models.gguf_content import TENSORS
+from stridelm.models.gguf_format.architecture import NAMES
 from stridelm.params import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Storage = Literal["exact", "q8_0"]
 """`q8_0` rounds matrices to 8 bits: for draft models, which never change a text, and which then run faster."""
 FAMILIES = ("llama", "qwen2", "qwen3")
-_NAMES = {theirs: ours for ours, theirs in TENSORS.items()}
+_NAMES = {theirs: ours for ours, theirs in NAMES.items()}
 _BLOCK = 32
 """Number of values per block of Q8_0."""
 Tensor = tuple[str, np.ndarray]

@@ -1,6 +1,7 @@
 """Finds a model by name, folder, hub id or GGUF file, and reads its settings, weights and tokenizer."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,19 +10,19 @@ from stridelm.models.support import check_config
 from stridelm.params import InputError
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
     from stridelm.models.stored import StoredModel
 
 
-def read_model(name: str) -> "StoredModel":
-    """Read everything that is stored of the model with this name."""
+def read_model(name: str, choose_dtype: "Callable[[PreTrainedConfig], torch.dtype]") -> "StoredModel":
+    """Read everything that is stored of the model with this name. `choose_dtype`: what the weights of a GGUF file are
+    converted to; those of a folder stay as they are."""
     from stridelm.models.gguf import read_gguf
 
     folder = folder_of(name)
-    if folder is not None:
-        return read_folder(folder)
-    model = read_gguf(Path(name))
-    check_config(model.config)
-    return model
+    return read_gguf(Path(name), choose_dtype) if folder is None else read_folder(folder)
 
 
 def folder_of(name: str) -> Path | None:
@@ -36,6 +37,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def read_folder(folder: Path) -> "StoredModel":
+    from stridelm.models.fingerprint import fingerprint
     from stridelm.models.folder_settings import read_config, read_eos_ids, read_tokenizer
     from stridelm.models.store import read_weights, weight_files
     from stridelm.models.stored import StoredModel
@@ -46,7 +48,9 @@ def read_folder(folder: Path) -> "StoredModel":
     config = read_config(folder)
     check_config(config)  # first, because a model of another kind may have no tokenizer
     tokenizer = read_tokenizer(folder)
-    return StoredModel(config, read_weights(files), tokenizer, read_eos_ids(folder, config, tokenizer))
+    eos_ids, weights = read_eos_ids(folder, config, tokenizer), read_weights(files)
+    largest = max(weights.values(), key=lambda weight: weight.numel())
+    return StoredModel(config, weights, tokenizer, eos_ids, fingerprint(weights), largest.dtype)
 
 
 def check_name(name: str) -> None:

@@ -15,3 +15,6 @@ class StoredModel:
     tokenizer: PreTrainedTokenizerBase
     eos_ids: frozenset[int]
     """The tokens that end an answer: end of text, of turn, of message."""
+    fingerprint: str
+    dtype: torch.dtype
+    """Of the largest weight, as it is stored; float32 for blocks of GGUF files."""

@@ -53,7 +53,10 @@ def _rotary_types(parameters: Any) -> set[str]:
     if not isinstance(parameters, dict):
         return set()
     nested = [_rotary_types(value) for value in parameters.values()]
-    return {str(parameters.get("rope_type", "default"))}.union(*nested)
+    kind = str(parameters.get("rope_type", "default"))
+    if kind == "longrope" and parameters.get("short_factor") == parameters.get("long_factor"):
+        kind = "default"  # the same for short and long texts: it does not depend on the length
+    return {kind}.union(*nested)
 
 
 def layer_window(config: "PreTrainedConfig", layer: int) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from stridelm.backends.common.gpu_families import FAMILIES, has_kernels
 from stridelm.backends.torch.attention import NAME as ATTENTION
@@ -60,13 +60,15 @@ def load_checkpoint(
     device = _device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    stored = read_model(name)
+
+    def choose_dtype(config: PreTrainedConfig) -> torch.dtype:
+        is_ours = not trainable and has_kernels(device) and config.model_type in FAMILIES
+        return torch.bfloat16 if settings.dtype == AUTO_DTYPE and is_ours else _DTYPES[settings.dtype]
+
+    stored = read_model(name, choose_dtype)
     config = stored.config
-    is_half = settings.dtype == AUTO_DTYPE and not trainable and has_kernels(device) and config.model_type in FAMILIES
-    dtype = torch.bfloat16 if is_half else _DTYPES[settings.dtype]
-    network = build_network(name, config, stored.weights, device, dtype, attention=ATTENTION)
-    weights_fingerprint = fingerprint(stored.weights)
-    stored_dtype = max(stored.weights.values(), key=torch.numel).dtype
+    network = build_network(name, config, stored.weights, device, choose_dtype(config), attention=ATTENTION)
+    weights_fingerprint, stored_dtype = stored.fingerprint, stored.dtype
     tokenizer, eos_ids = stored.tokenizer, stored.eos_ids
     del stored
     if merged is not None:
