@@ -18,7 +18,8 @@ def fingerprint(weights: "Mapping[str, torch.Tensor] | Mapping[str, np.ndarray]"
     """A digest of each tensor's name, shape and about a hundred of its values, as float32. It is the same if a model is
     stored as float32 or, without loss, as bfloat16, and differs after any training."""
     digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
+    for name in sorted(weights):
+        weight = weights[name]  # one at a time: they may be dequantised here
         values = weight.reshape(-1)
         picked = values[:: max(1, len(values) // _VALUES)]
         digest.update(f"{name} {tuple(weight.shape)}\n".encode())

@@ -2,7 +2,7 @@
 neither transformers nor torch; `models/gguf.py` makes their objects of it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
+from stridelm.models.lazy_weights import LazyWeights
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.params import InputError
 
@@ -58,20 +59,22 @@ class GgufContent:
     """The content of a GGUF file; `StoredModel` without torch and transformers."""
 
     config: GgufConfig
-    weights: dict[str, np.ndarray]
+    weights: LazyWeights
+    """Dequantised when they are read."""
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     """The tokens that end an answer: end of text, of turn, of message."""
 
 
 def read_content(path: Path) -> GgufContent:
-    """Read a whole file. Raises InputError if it is damaged or of a kind that is not supported."""
+    """Read a file; its weights are dequantised later, when they are used. Raises InputError if it is damaged or of a
+    kind that is not supported."""
     try:
         reader = _Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         config = _config(path, fields, [tensor.name for tensor in reader.tensors])
-        weights = dict(_weight(path, config, tensor) for tensor in reader.tensors)
-        _check_weights(path, config, weights)
+        weights = LazyWeights(dict(_weight(path, config, tensor) for tensor in reader.tensors))
+        _check_weights(path, config, weights.shapes)
         tokenizer = tokenizer_from_gguf(path, fields)
     except InputError:
         raise
@@ -208,17 +211,28 @@ def _name_and_heads(path: Path, config: GgufConfig, tensor: str) -> tuple[str, i
     return f"{prefix}{TENSORS[kind]}.{part}", heads
 
 
-def _weight(path: Path, config: GgufConfig, tensor: gguf.ReaderTensor) -> tuple[str, np.ndarray]:
+def _weight(
+    path: Path, config: GgufConfig, tensor: gguf.ReaderTensor
+) -> tuple[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
+    """transformers' name of a tensor, its shape, and what dequantises it."""
     name, heads = _name_and_heads(path, config, tensor.name)
+    shape = tuple(map(int, reversed(tensor.shape)))
+    if heads is not None and shape[0] % (2 * heads):
+        raise ValueError(f"{tensor.name} has {shape[0]} rows for {heads} heads")
     try:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        gguf.dequantize(tensor.data[:1], tensor.tensor_type)  # whether that is known
     except NotImplementedError as error:
         raise InputError(
             f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported: use a file with "
             "another quantisation, or the model's Hugging Face folder"
         ) from error
-    # A copy: the reader's array is a view of the memory-mapped file.
-    return name, array.copy() if heads is None else _split_halves(array, heads).copy()
+
+    def dequantise() -> np.ndarray:
+        array = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        # A copy: the reader's array is a view of the memory-mapped file.
+        return array.copy() if heads is None else _split_halves(array, heads).copy()
+
+    return name, (shape, dequantise)
 
 
 def read_blocks(path: Path, config: GgufConfig) -> dict[str, tuple[str, np.ndarray]]:
@@ -238,21 +252,21 @@ def _split_halves(array: np.ndarray, heads: int) -> np.ndarray:
     return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _check_weights(path: Path, config: GgufConfig, weights: Mapping[str, np.ndarray]) -> None:
+def _check_weights(path: Path, config: GgufConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Exactly the model's weights are there, in the right shapes."""
     expected = _shapes(config)
-    missing = sorted(expected.keys() - weights.keys())
+    missing = sorted(expected.keys() - shapes.keys())
     if missing:
         raise InputError(f"{path}: the weight {missing[0]} is missing ({len(missing)} in all): fetch the file again")
-    for name, weight in weights.items():
+    for name, shape in shapes.items():
         if name not in expected:
             raise InputError(
                 f"{path}: the weight {name} is more than {config.model_type} models have: use the model's Hugging Face "
                 "folder instead"
             )
-        if weight.shape != expected[name]:
+        if shape != expected[name]:
             raise InputError(
-                f"{path}: the weight {name} is of shape {weight.shape}, but the settings say {expected[name]}: fetch "
+                f"{path}: the weight {name} is of shape {shape}, but the settings say {expected[name]}: fetch "
                 "the file again"
             )
 

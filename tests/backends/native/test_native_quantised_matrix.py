@@ -41,7 +41,7 @@ def random_weight(outputs: int, inputs: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (7, 64), (33, 160), (2, 4096)])
 def test_blocks_are_taken_bit_for_bit(kind: Stored, outputs: int, inputs: int) -> None:
     blocks = gguf.quantize(random_weight(outputs, inputs), kind)
-    groups = from_blocks(kind.name, blocks, inputs)
+    groups = from_blocks(kind.name, blocks)
     assert groups.kind == (EIGHT if kind == Stored.Q8_0 else FOUR)
     assert np.array_equal(groups.dequantise(), gguf.dequantize(blocks, kind))
 
@@ -55,7 +55,7 @@ def test_any_bytes_are_the_blocks_that_gguf_reads(seed: int, kind: Stored) -> No
     halves = draw.normal(size=(5, 3, 2)) * 10.0 ** draw.uniform(-4, 3, size=(5, 3, 2))
     count = 4 if kind == Stored.Q4_1 else 2
     blocks.reshape(5, 3, size)[..., :count] = halves.astype(np.float16).view(np.uint8)[..., :count]
-    ours, theirs = from_blocks(kind.name, blocks, 96).dequantise(), gguf.dequantize(blocks, kind)
+    ours, theirs = from_blocks(kind.name, blocks).dequantise(), gguf.dequantize(blocks, kind)
     assert np.array_equal(ours, theirs)
 
 

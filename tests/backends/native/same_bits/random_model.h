@@ -100,7 +100,7 @@ class RandomModel {
   RandomModel(const ModelShape& shape, uint64_t seed) : given(shape), parts_(seed) {
     const int64_t size = shape.head_size, queries = shape.heads * size, keys = shape.key_heads * size;
     for (int64_t number = 0; number < kLayers; number++) {
-      Layer layer{parts_.matrix(shape.kind, queries + 2 * keys, shape.width), parts_.matrix(shape.kind, shape.width, queries),
+      Layer layer{joined(shape, queries, keys), parts_.matrix(shape.kind, shape.width, queries),
                   parts_.matrix(shape.kind, 2 * padded_to_lanes(shape.inner), shape.width),
                   parts_.matrix(shape.kind, shape.width, shape.inner), norm(shape.width), norm(shape.width),
                   shape.has_bias ? parts_.vector(queries + 2 * keys, 0.5f, 0) : nullptr,
