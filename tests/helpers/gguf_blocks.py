@@ -15,7 +15,7 @@ _SIZES = {
     Stored.Q6_K: ((208, 0.007),),
     Stored.IQ2_XXS: ((0, 0.1),),
 }
-"""Where a block has numbers in half precision, and how large they are for weights of about 10; all else is any bytes."""
+"""Where a block has numbers in half precision, and how large they are for weights of about 10. All else is random."""
 RANDOM_KINDS = frozenset(_SIZES)
 
 

@@ -3,7 +3,8 @@ needs neither torch nor transformers, a Hugging Face folder both."""
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
     text_config = config.get_text_config()
 
     def fill(writer: Writer, working: Path) -> dict[str, Any]:
-        _write_weights(writer, config, weights, read)
+        _write_weights(writer, config, weights, read, advance)
         _save_tokenizer(tokenizer, working)
         return {
             "fingerprint": fingerprint(weights),
@@ -66,7 +67,21 @@ def pack(source: Source, folder: Path, lanes: int) -> None:
             **_own_masks(writer, source.name, config, weights, tokenizer),
         }
 
-    write(folder, lanes, fill, lambda working: measure_drift(working, lanes, config, weights, tokenizer))
+    # Written layer by layer, then read again layer by layer, for the drift.
+    with _progress(2 * config.num_hidden_layers) as advance:
+        write(folder, lanes, fill, lambda working: measure_drift(working, lanes, config, weights, tokenizer, advance))
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Callable[[], None]]:
+    """A bar, in a terminal: packing a model of a billion weights takes a minute."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("Packing", total=steps)
+        yield lambda: progress.advance(task)
 
 
 def _save_tokenizer(tokenizer: Any, folder: Path) -> None:
@@ -138,12 +153,13 @@ def _reader(source: Source, config: Any, weights: Weights) -> tuple[Read, dict[s
     if blocks.message:
         print(f"stridelm: {blocks.message}: the kernels do not have it otherwise", file=sys.stderr)
     numbers = "the file's own weights" + (f" ({blocks.message})" if blocks.message else "")
-    return blocks.read, {"numbers": numbers, "requantised": [*blocks.requantised]}
+    return blocks.read, {"numbers": numbers, "requantised": blocks.requantised}
 
 
-def _write_weights(writer: Writer, config: Any, weights: Weights, read: Read) -> None:
+def _write_weights(writer: Writer, config: Any, weights: Weights, read: Read, advance: Callable[[], None]) -> None:
     for number in range(config.num_hidden_layers):
         _write_layer(writer, number, weights, read)
+        advance()
     writer.matrix(EMBEDDING, read("model.embed_tokens.weight"))
     if "lm_head.weight" in weights and not config.tie_word_embeddings:
         writer.matrix(HEAD, read("lm_head.weight"))

@@ -6,12 +6,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, KINDS, Groups, by_pieces, from_blocks, quantise
+from stridelm.backends.native.quantised_matrix import EIGHT, KINDS, Groups, by_pieces, from_blocks, quantise
 from stridelm.models.gguf_content import read_blocks
-
-REQUANTISED = {"IQ2_XXS": FOUR, "IQ2_XS": FOUR}
-"""The bits to which a kind without a kernel is quantised again; 8 if it is not here. Chosen by drift (decisions.md)."""
-
 
 _GATE, _UP = "mlp.gate_proj.weight", "mlp.up_proj.weight"
 
@@ -27,15 +23,14 @@ class StoredBlocks:
         self._uneven = {name for pair in pairs for name in pair if len({*map(self._kind, pair)}) > 1}
 
     @property
-    def requantised(self) -> dict[str, int]:
-        """The kinds that have no kernel, and to how many bits they are quantised."""
-        kinds = sorted({kind for kind, _ in self._blocks.values()} - set(KINDS))
-        return {kind: REQUANTISED.get(kind, EIGHT) for kind in kinds}
+    def requantised(self) -> list[str]:
+        """The kinds that have no kernel: they are quantised again, to 8 bits."""
+        return sorted({kind for kind, _ in self._blocks.values()} - set(KINDS))
 
     @property
     def message(self) -> str:
         """What is quantised again; empty if nothing is."""
-        said = [f"{kind} requantised to {bits} bits" for kind, bits in self.requantised.items()]
+        said = [f"{kind} requantised to 8 bits" for kind in self.requantised]
         if self._uneven:
             said.append(f"gate and up of {len(self._uneven) // 2} layers, which differ in kind, requantised to 8 bits")
         return ", ".join(said)
@@ -44,15 +39,14 @@ class StoredBlocks:
         kind, rows = self._blocks[name]
         if kind in KINDS and name not in self._uneven:
             return from_blocks(kind, rows)
-        bits = EIGHT if name in self._uneven else REQUANTISED.get(kind, EIGHT)
 
         def quantise_piece(piece: np.ndarray) -> Groups:
             floats = gguf.dequantize(np.ascontiguousarray(piece), gguf.GGMLQuantizationType[kind])
-            return quantise(floats.astype(np.float32, copy=False), bits)
+            return quantise(floats.astype(np.float32, copy=False), EIGHT)
 
         return by_pieces(rows, quantise_piece)
 
     def _kind(self, name: str) -> int:
         """The kernels' kind of what would be read."""
         kind, rows = self._blocks[name]
-        return from_blocks(kind, rows[:1]).kind if kind in KINDS else REQUANTISED.get(kind, EIGHT)
+        return from_blocks(kind, rows[:1]).kind if kind in KINDS else EIGHT
