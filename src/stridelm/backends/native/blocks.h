@@ -48,9 +48,10 @@ Floats minimum_of_group(const uint8_t* header, int64_t group) {
 template <Kind kind, int quad>
 Ints upper_bits(const uint8_t* upper) {
   constexpr int width = bits_of(kind) - 4, at = width * quad % 8;
-  const Ints all = load_ints(upper + width * quad / 8 * 4 * kLanes);
-  const Ints moved = at < 4 ? shift_left16<at < 4 ? 4 - at : 0>(all) : shift_right16<at < 4 ? 0 : at - 4>(all);
-  return bit_and(moved, broadcast8(width == 1 ? 0x10 : 0x30));
+  Ints bits = load_ints(upper + width * quad / 8 * 4 * kLanes);
+  if constexpr (at < 4) bits = shift_left16<4 - at>(bits);
+  if constexpr (at > 4) bits = shift_right16<at - 4>(bits);
+  return bit_and(bits, broadcast8(width == 1 ? 0x10 : 0x30));
 }
 
 // Eight inputs of each output: vector number `number` of a group, unpacked.
