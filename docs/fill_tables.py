@@ -32,6 +32,7 @@ from bench.cpu.tables import (  # noqa: E402
     rows,
     start,
     threads,
+    weight_kinds,
 )
 from bench.decoding.prediction_tables import prediction  # noqa: E402
 from bench.decoding.unverified_tables import failure_table, quality_table  # noqa: E402
@@ -241,7 +242,8 @@ TABLES = {
     "acceptance": acceptance, "conversion": conversion, "speed": speed,
     "decoders": decoders, "dial": dial, "coupling": coupling, "serving": serving,
     "cpu": cpu, "cpu ratios": cpu_ratios, "rows": rows, "threads": threads, "start": start, "drift": drift,
-    "activations": activations, "forwards": forwards, "forward parts": forward_parts, "prompts": prompts,
+    "activations": activations, "forwards": forwards, "kinds": weight_kinds, "forward parts": forward_parts,
+    "prompts": prompts,
     "beside": beside, "cpu q4_1": lambda: cpu(SECOND), "cpu q4_1 ratios": lambda: cpu_ratios(SECOND),
     "llama bench": llama_bench, "other weights": other_weights,
     "exact": exact, "published claims": published_claims, "own claims": own_claims,

@@ -1,12 +1,14 @@
 """Milliseconds of a forward on the native backend by its rows, of several source trees or builds in turn.
 
     python bench/cpu/forward.py [--tree before=FOLDER ...] [--rounds 30] [--threads 2] [--context 200]
-                                [--builds native avx2 ...] [--shapes 1 4+3 4+3x2 4+3x2- ...] [--json FILE]
+                                [--builds native avx2 ...] [--shapes 1 4+3 4+3x2 4+3x2- ...]
+                                [--models smollm2 FILE.gguf ...] [--json FILE]
 
 A shape is so many real rows, or real rows + masks off the last one; `x2`: off each of the last two; a minus at its end:
 the output head leaves the masks out. Every tree has a process per kind of activations;
 they take turns, shape by shape, so that a slow moment of the machine affects all alike. Without `--tree` the one that
 the script belongs to is measured. `--builds`: how kernels are compiled, for the processor at hand (native) or another.
+`--models`: the same for several files, for example the kinds that bench/cpu/k_quants.py makes of one model.
 """
 
 import argparse
@@ -30,19 +32,20 @@ from bench.measured import machine, script_parser, table, write
 SHAPES = ("1", "2", "4", "5", "8", "9", "16", "1+2", "1+4", "3+3", "4+3")
 ACTIVATIONS = ("int8", "int16")
 NATIVE, NARROW = "native", "native without AVX-512"
+MODEL = "smollm2"
 REPEATS = 4
 """Forwards of one shape in a turn; the first warms up the caches and is left out."""
 
 
 def load_trials(
-    activations: str, threads: int, context: int, shapes: Sequence[str] = SHAPES
+    activations: str, threads: int, context: int, shapes: Sequence[str] = SHAPES, model: str = MODEL
 ) -> dict[str, Callable[[], object]]:
     """By shape: what does one forward of it, with the tree that this process imports."""
     from stridelm import LoadSettings, load
     from stridelm.decode import cost
 
     settings = LoadSettings(backend="native", threads=threads, activations=activations)
-    forward = load("smollm2", settings=settings).loaded.forward.with_cache(4 * context + 256)
+    forward = load(model, settings=settings).loaded.forward.with_cache(4 * context + 256)
     # A tree to compare with may be of a time when the two were private.
     shape_of, trial_of = (getattr(cost, name, None) or getattr(cost, f"_{name}") for name in ("Shape", "Trial"))
     trials: dict[str, Callable[[], object]] = {}
@@ -67,7 +70,7 @@ def work(activations: str, options: argparse.Namespace) -> None:
     """In a process of its own: for each shape on standard input, the times of some forwards."""
     if options.flags:
         native_library.FLAGS = tuple(options.flags.split())
-    trials = load_trials(activations, options.threads, options.context, options.shapes)
+    trials = load_trials(activations, options.threads, options.context, options.shapes, *options.models)
     print("ready", flush=True)
     for line in sys.stdin:
         trial, times = trials[line.strip()], []
@@ -98,9 +101,9 @@ def start_with(tree: Path, command: list[str]) -> subprocess.Popen[str]:
 
 
 class Worker:
-    def __init__(self, tree: Path, options: Any, activations: str, build: str) -> None:
+    def __init__(self, tree: Path, options: Any, activations: str, build: str, model: str) -> None:
         command = [sys.executable, __file__, "--work", activations, "--threads", str(options.threads)]
-        command += ["--context", str(options.context), "--shapes", *options.shapes]
+        command += ["--context", str(options.context), "--shapes", *options.shapes, "--models", model]
         if build != NATIVE:
             command += [f"--flags={' '.join(flags_of(build))}"]
         self._process = start_with(tree, command)
@@ -127,12 +130,11 @@ class Worker:
 def measure(options: Any, trees: dict[str, Path]) -> dict[str, dict[str, dict[str, float]]]:
     """By tree, build and activations, then by shape: the median and the 10th percentile."""
     workers = {
-        f"{name}, {activations}" if len(options.builds) == 1 else f"{build}, {activations}": Worker(
-            tree, options, activations, build
-        )
+        f"{_subject(options, name, build, model)}, {activations}": Worker(tree, options, activations, build, model)
         for activations in options.activations
         for name, tree in trees.items()
         for build in options.builds
+        for model in options.models
     }
     taken: dict[str, dict[str, list[float]]] = {name: {shape: [] for shape in options.shapes} for name in workers}
     for number in range(options.rounds):
@@ -142,6 +144,13 @@ def measure(options: Any, trees: dict[str, Path]) -> dict[str, dict[str, dict[st
     for worker in workers.values():
         worker.close()
     return {name: {shape: _figures(times) for shape, times in by.items()} for name, by in taken.items()}
+
+
+def _subject(options: Any, tree: str, build: str, model: str) -> str:
+    """What there are several of."""
+    if len(options.models) > 1:
+        return Path(model).stem
+    return tree if len(options.builds) == 1 else build
 
 
 def _figures(times: list[float]) -> dict[str, float]:
@@ -168,11 +177,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), choices=ACTIVATIONS)
     parser.add_argument("--builds", nargs="+", default=[NATIVE], help=f"{NATIVE}, avx2, or one that a wheel brings")
+    parser.add_argument("--models", nargs="+", default=[MODEL], help="a model, or GGUF files to be compared")
     for name in ("--work", "--flags"):
         parser.add_argument(name, default="", help="internal")
     options = parser.parse_args(arguments)
-    if len(options.builds) > 1 and len(options.tree) > 1:
-        parser.error("several builds of several trees are more than a table shows: leave out --tree")
+    if sum(len(each) > 1 for each in (options.builds, options.tree, options.models)) > 1:
+        parser.error("a table shows several trees, builds or models, not two of these")
     if options.work:
         return work(options.work, options)
     figures = measure(options, trees_of(options))

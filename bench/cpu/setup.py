@@ -54,6 +54,14 @@ def llama_driver() -> Path:
     return _llama_folder() / f"llama_driver-{digest}"
 
 
+def llama_quantize() -> Path:
+    """llama.cpp's own quantiser; built when it is not there yet, which needs the rest of llama.cpp to be."""
+    program = _llama_libraries() / "llama-quantize"
+    if not program.exists():
+        _run(["nice", "cmake", "--build", str(_llama_folder() / "build"), "--target", program.name])
+    return program
+
+
 def builtin_gguf() -> Path:
     """The built-in model's GGUF file; fetched when it is not there yet."""
     return builtin.ensure_builtin() / builtin.GGUF_NAME

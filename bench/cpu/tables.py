@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from bench.cpu.auto import speed_ups
-from bench.measured import read, spread
+from bench.measured import RESULTS, read, spread
 from stridelm.settings import ACTIVATIONS
 
 _SUBJECTS = {
@@ -78,6 +78,24 @@ def forwards() -> str:
             lines.append(f"| {build}: {name} | {' | '.join(cells)} |")
     where = content["machine"]
     lines.append(f"\nMedians (10th percentiles), context {content['context']}. {_place(where)}")
+    return "\n".join(lines)
+
+
+KINDS = "forward-kinds.json"
+
+
+def weight_kinds() -> str:
+    """Milliseconds by rows, by kind of file."""
+    if not (RESULTS / KINDS).exists():
+        return "Not measured yet (`bench/cpu/k_quants.py`, then `bench/cpu/forward.py --models`)."
+    content = read(KINDS)
+    by = content["milliseconds"]
+    shapes = list(next(iter(by.values())))
+    lines = [f"| ms by rows | {' | '.join(shapes)} |", "|---|" + "---|" * len(shapes)]
+    for name, times in by.items():
+        cells = (f"{times[shape]['median']:.1f}" for shape in shapes)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append(f"\nMedians, context {content['context']}. {_place(content['machine'])}")
     return "\n".join(lines)
 
 

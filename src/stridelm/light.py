@@ -24,5 +24,5 @@ def needs_torch(what: str) -> InputError:
     """`what`: the subject of the sentence."""
     return InputError(
         f"{what} needs torch and transformers, which are not installed here: pip install 'stridelm-light[torch]' adds "
-        "them. Without them the built-in model runs, and .gguf files in Q4_0, Q4_1 or Q8_0"
+        "them. Without them the built-in model runs, and .gguf files"
     )

@@ -47,7 +47,7 @@ class LoadSettings:
     """Size of the KV cache in tokens, shared by all answers in flight."""
     backend: str = "auto"
     """native: kernels for 4-bit and 8-bit weights on a CPU; torch: everything else; auto takes native if it
-    supports the model, as it does for the built-in one and GGUF files of kind Q4_0, Q4_1 and Q8_0."""
+    supports the model, as it does for the built-in one and quantised GGUF files."""
     quantize: str | None = None
     """Quantise a Llama-family model's weights at load, for the native backend: q8 or q4. Its answers then differ from
     those in float32; how much is measured and stated."""

@@ -10,13 +10,27 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Stored
 
-from bench.cpu import beside, llama_bench, parts, prompts, requantise
+from bench.cpu import beside, k_quants, llama_bench, parts, prompts, requantise
 from bench.cpu.activations import drift, mean_with_interval
 from bench.cpu.peers import LLAMA, Answer
 from bench.cpu.run import choose_model
 from gguf_models import stored_as
 from native import load_native
 from stridelm.params import InputError
+
+
+def test_what_is_quantised_anew_is_dequantised_first(tmp_path: Path) -> None:
+    before, after = tmp_path / "q4_k.gguf", tmp_path / "f16.gguf"
+    stored_as(Stored.Q4_K, other={"token_embd.weight": Stored.Q6_K}).write(before)
+    k_quants.write_halves(before, after)
+    old, new = gguf.GGUFReader(before), gguf.GGUFReader(after)
+    assert new.fields["general.architecture"].contents() == "llama"
+    assert set(old.fields) - set(k_quants.NOT_COPIED) == set(new.fields) - set(k_quants.NOT_COPIED)
+    for was, is_now in zip(old.tensors, new.tensors, strict=True):
+        first = gguf.dequantize(was.data, was.tensor_type)
+        matrix = first.ndim == 2
+        assert was.name == is_now.name and is_now.tensor_type == (Stored.F16 if matrix else Stored.F32)
+        assert np.array_equal(is_now.data, first.astype(np.float16) if matrix else first)
 
 
 def test_another_quantisation_of_a_file_has_all_else_as_it_was(tmp_path: Path, native_cache: Path) -> None:

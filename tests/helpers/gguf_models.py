@@ -1,6 +1,7 @@
 """GGUF files of tiny models, written for tests, and what their logits are compared with."""
 
 import dataclasses
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType as Stored
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from gguf_blocks import RANDOM_KINDS, random_blocks
 from stridelm.backends.torch.checkpoint import Checkpoint, load_checkpoint
 from stridelm.backends.torch.forward import TorchForward
 from stridelm.export.gguf_file import add_field
@@ -40,6 +42,8 @@ NAMES = {
 
 WHOLE_BLOCKS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes that blocks of 32 weights divide."""
+WHOLE_SUPER_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+"""Sizes that blocks of 256 weights divide."""
 
 
 @dataclass
@@ -50,15 +54,19 @@ class Content:
     settings: dict[str, Any]
     tensors: dict[str, np.ndarray]
     stored: dict[str, Stored] = field(default_factory=dict)
-    """The tensors that are not kept as they are."""
+    """The tensors that are not kept as they are; of `RANDOM_KINDS` they are any blocks."""
 
     def write(self, path: Path) -> Path:
         writer = gguf.GGUFWriter(path, self.architecture)
         for name, value in self.settings.items():
             add_field(writer, name, value)
         for name, array in self.tensors.items():
-            if name in self.stored:
-                kind = self.stored[name]
+            kind = self.stored.get(name)
+            if kind in RANDOM_KINDS:
+                seed = zlib.crc32(name.encode())
+                blocks = random_blocks(kind, *array.shape, size=float(array.std()), seed=seed)
+                writer.add_tensor(name, blocks, raw_dtype=kind)
+            elif kind is not None:
                 writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
             else:
                 writer.add_tensor(name, array)
@@ -108,7 +116,9 @@ def content_of(network: PreTrainedModel) -> Content:
 
 def stored_as(kind: Stored, family: str = "llama", *, other: dict[str, Stored] | None = None) -> Content:
     """A model whose matrices are all quantised; `other` names those of another kind."""
-    content = content_of(tiny_network(family, **WHOLE_BLOCKS))
+    kinds = {kind, *(other or {}).values()}
+    has_super_blocks = any(gguf.GGML_QUANT_SIZES[each][0] == 256 for each in kinds)
+    content = content_of(tiny_network(family, **(WHOLE_SUPER_BLOCKS if has_super_blocks else WHOLE_BLOCKS)))
     content.stored = {name: kind for name, array in content.tensors.items() if array.ndim == 2} | (other or {})
     return content
 

@@ -17,6 +17,7 @@ import numpy as np
 import stridelm
 from stridelm import LoadSettings
 from stridelm.backends.native import library as library_module
+from stridelm.backends.native.block_matrix import BITS, block_bytes, groups_of
 from stridelm.backends.native.library import library
 from stridelm.backends.native.quantised_matrix import pack_panels, quantise
 from stridelm.contracts import Growth
@@ -130,6 +131,23 @@ def run_products() -> None:
                     y = np.empty((rows, held.shape[0] * lanes), np.float32)
                     for activations in (16, 8):
                         library().stride_product(matrix, activations, 2, x.ctypes.data, rows, y.ctypes.data)
+    run_blocks()
+
+
+def run_blocks() -> None:
+    """Any bytes will do, in memory of exactly their size."""
+    lanes, random = library().stride_lanes(), np.random.default_rng(0)
+    for kind, panels, groups in product(BITS, (1, 3), (8, 24)):
+        held = random.integers(0, 256, panels * groups // groups_of(kind) * block_bytes(kind, lanes), np.uint8)
+        matrix = library_module.Matrix(held.ctypes.data, panels, groups, kind)
+        for rows in (1, 2, 7, 20):
+            x = random.normal(size=(rows, groups * 32)).astype(np.float32)
+            y = np.empty((rows, panels * lanes), np.float32)
+            for activations in (16, 8):
+                library().stride_product(matrix, activations, 2, x.ctypes.data, rows, y.ctypes.data)
+        outputs = np.arange(panels * lanes)
+        weights = np.empty((len(outputs), groups * 32), np.float32)
+        library().stride_unpack(matrix, outputs.ctypes.data, len(outputs), weights.ctypes.data)
 
 
 def run_draws() -> None:

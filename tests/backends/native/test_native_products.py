@@ -6,15 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Stored
 
+from gguf_blocks import random_blocks
 from native import deviation
+from stridelm.backends.native.block_matrix import FIVE, FIVE_K, FOUR_K, SIX_K
 from stridelm.backends.native.library import Matrix
-from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, GROUP, QuantisedMatrix, pack_panels, quantise
+from stridelm.backends.native.quantised_matrix import EIGHT, FOUR, GROUP, Groups, from_blocks, pack_panels, quantise
 
-SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1)]
+SHAPES = [(1, 32), (8, 32), (16, 32), (17, 64), (5, 33), (40, 100), (70, 31), (129, 96), (250, 160), (3, 1), (40, 700)]
 """Outputs and inputs: on and off the borders of panels and groups."""
-KINDS = [(FOUR, 16), (EIGHT, 16), (FOUR, 8), (EIGHT, 8)]
-"""Bits of weights and of activations. With AVX2 alone 8-bit weights are multiplied by 16-bit rows in any case."""
+BLOCKS = {FIVE: Stored.Q5_1, FOUR_K: Stored.Q4_K, FIVE_K: Stored.Q5_K, SIX_K: Stored.Q6_K}
+WEIGHTS = [FOUR, EIGHT, *BLOCKS]
+KINDS = [(kind, activations) for activations in (16, 8) for kind in WEIGHTS]
+"""Of weights, and bits of activations. With AVX2 alone 8-bit weights are multiplied by 16-bit rows in any case."""
 BOUNDS = {16: 1e-4, 8: 2e-2}
 """What rounding may cost, relative to the largest output."""
 ROWS = 200
@@ -24,11 +29,10 @@ COUNTS = [*range(1, 21), 64, ROWS]
 class Packed:
     """A matrix as a build of the kernels takes it."""
 
-    def __init__(self, kernels: Any, groups: QuantisedMatrix) -> None:
+    def __init__(self, kernels: Any, groups: Groups) -> None:
         self._kernels, self.groups = kernels, groups
         self._bytes = pack_panels(groups, kernels.stride_lanes())
-        panels, count = self._bytes.shape[:2]
-        self.matrix = Matrix(self._bytes.ctypes.data, panels, count, groups.kind)
+        self.matrix = Matrix(self._bytes.ctypes.data, len(self._bytes), groups.numbers_OGX.shape[1], groups.kind)
 
     def product(self, x_XI: np.ndarray, activations: int, threads: int = 1) -> np.ndarray:
         filled = np.zeros((len(x_XI), self.matrix.groups * GROUP), np.float32)
@@ -55,9 +59,13 @@ class Packed:
 
 
 def make(kernels: Any, outputs: int, inputs: int, kind: int, seed: int = 0) -> tuple[Packed, np.ndarray]:
-    """A matrix, and rows of very different sizes."""
+    """A matrix, and rows of very different sizes; as those of blocks are whole, zeros are behind the rows."""
     draw = np.random.default_rng([seed, outputs, inputs, kind])
-    groups = quantise(draw.normal(size=(outputs, inputs)).astype(np.float32), kind)
+    if kind in BLOCKS:
+        whole = -(-inputs // 256) * 256
+        groups = from_blocks(BLOCKS[kind].name, random_blocks(BLOCKS[kind], outputs, whole, seed=seed))
+    else:
+        groups = quantise(draw.normal(size=(outputs, inputs)).astype(np.float32), kind)
     x_XI = draw.normal(size=(ROWS, inputs)) * 10.0 ** draw.uniform(-3, 3, size=(ROWS, 1))
     return Packed(kernels, groups), x_XI.astype(np.float32)
 
@@ -79,7 +87,7 @@ def places(rows: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("kind", "activations"), KINDS)
-@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (40, 100), (129, 96), (250, 160)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (40, 100), (129, 96), (250, 160), (20, 700)])
 def test_a_rows_bits_do_not_depend_on_other_rows_or_threads(
     kernels: Any, outputs: int, inputs: int, kind: int, activations: int
 ) -> None:
@@ -103,7 +111,7 @@ def test_a_rows_bits_do_not_depend_on_its_place(kernels: Any, kind: int, activat
             assert np.array_equal(matrix.product(among, activations)[place], expected), (rows, place)
 
 
-@pytest.mark.parametrize("kind", [FOUR, EIGHT])
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_unpacked_rows_are_the_weights(kernels: Any, outputs: int, inputs: int, kind: int) -> None:
     matrix, _ = make(kernels, outputs, inputs, kind)

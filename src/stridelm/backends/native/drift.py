@@ -2,7 +2,7 @@
 the original weights. Measured once, when a model is packed, and stated wherever exactness is claimed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,19 @@ class Drift:
     """The share of positions with the same likeliest token."""
 
 
-def measure_drift(folder: Path, lanes: int, config: Any, weights: Mapping[str, Any], tokenizer: Any) -> None:
-    """Measure the drift for each kind of activations and KV cache, and add it to a packed folder's JSON file."""
+def measure_drift(
+    folder: Path,
+    lanes: int,
+    config: Any,
+    weights: Mapping[str, Any],
+    tokenizer: Any,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Measure the drift for each kind of activations and KV cache, and add it to a packed folder's JSON file. `advance`
+    is called after each layer."""
     ids = [token for token in tokenizer.encode(TEXT) if token < config.vocab_size][:_TOKENS]
     ids = ids[: int(config.max_position_embeddings)]
-    expected = reference_logits(config, weights, ids).astype(np.float64)
+    expected = reference_logits(config, weights, ids, advance).astype(np.float64)
     packed = read(folder, lanes)
     assert packed is not None, "it was written a moment ago"
     drifts = {

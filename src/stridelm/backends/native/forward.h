@@ -59,21 +59,25 @@ class Forward {
   float* input(int64_t row) { return work_.input.data() + row * work_.input_stride; }
   float* products(int64_t row) { return work_.products.data() + row * work_.product_stride; }
   int64_t head_panels() const { return shape_.head_size / kLanes; }
-  Activations as(const Matrix& matrix) const {
-    return matrix.kind == Kind::kFour ? shape_.activations : Activations::kInt16;
+  template <class Weights>
+  Activations as(const Weights& matrix) const {
+    return matrix.has_bytes() ? Activations::kInt16 : shape_.activations;
   }
-  Share share_of(const Matrix& matrix, int64_t unit) const { return Share(matrix.panels, unit, thread_, threads_); }
+  template <class Weights>
+  Share share_of(const Weights& matrix, int64_t unit) const { return Share(matrix.panels, unit, thread_, threads_); }
 
   void wait_for_all() { Team::instance().wait(thread_, threads_); }
   // The same, and the first lines of what this thread reads next are fetched meanwhile: of its part of the matrix, or
   // of the low-rank parts that come before it.
-  void wait_for_all(const Matrix& next, int64_t unit, const LowRank* low = nullptr) {
+  template <class Weights>
+  void wait_for_all(const Weights& next, int64_t unit, const LowRank* low = nullptr) {
     Upcoming first = beginning(next, share_of(next, unit));
     if (low) first = LowRankProduct::first_factor(*low, thread_, threads_);
     first.fetch(kFetched);
     wait_for_all();
   }
-  static Upcoming beginning(const Matrix& matrix, const Share& share) {
+  template <class Weights>
+  static Upcoming beginning(const Weights& matrix, const Share& share) {
     Upcoming found;
     found.add(matrix, share.first, share.last);
     return found;
@@ -164,7 +168,8 @@ class Forward {
     if (!by_itself) wait_for_all();
     return to;
   }
-  Quantised normalise_rows(const float* weight, const Matrix& matrix) {
+  template <class Weights>
+  Quantised normalise_rows(const float* weight, const Weights& matrix) {
     return for_all_rows(step_.rows, shape_.width, [&](int64_t row, const Quantised& to) {
       quantise_row(normalised(row, weight), as(matrix), to, row);
     });
@@ -178,7 +183,8 @@ class Forward {
   }
 
   // This thread's share of a product, in whole units of panels, low-rank parts of mask rows included.
-  Share compute_product(const Matrix& matrix, const LowRank* low, const Quantised& x, int64_t unit) {
+  template <class Weights>
+  Share compute_product(const Weights& matrix, const LowRank* low, const Quantised& x, int64_t unit) {
     const Share share = share_of(matrix, unit);
     const Destination to{work_.products.data(), work_.product_stride};
     if (!low) {

@@ -26,6 +26,7 @@ inline Ints broadcast_bytes(const void* four_bytes) { return _mm256_set1_epi32(*
 inline Ints broadcast16(int value) { return _mm256_set1_epi16(static_cast<int16_t>(value)); }
 inline Ints broadcast8(int value) { return _mm256_set1_epi8(static_cast<int8_t>(value)); }
 inline Ints bit_and(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+inline Ints bit_or(Ints a, Ints b) { return _mm256_or_si256(a, b); }
 template <int count>
 inline Ints shift_right16(Ints a) { return _mm256_srli_epi16(a, count); }
 template <int count>
@@ -82,6 +83,11 @@ inline Ints add_pairs(Ints sum, Ints a, Ints b) { return in_order(_mm256_add_epi
 constexpr bool kSignedQuads = false;
 inline Ints add_quads(Ints sum, Ints a, Ints b) { return in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b))); }
 inline Ints add_up(Ints sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+// A complete sum += two such quads; `a` is less than 64, so that four products fit into 16 bits.
+inline Ints add_eight(Ints sum, Ints a0, Ints b0, Ints a1, Ints b1) {
+  const Ints words = _mm256_add_epi16(_mm256_maddubs_epi16(a0, b0), _mm256_maddubs_epi16(a1, b1));
+  return in_order(_mm256_add_epi32(sum, add_up(words)));
+}
 
 inline Floats zeros() { return _mm256_setzero_ps(); }
 inline Floats load(const float* from) { return _mm256_loadu_ps(from); }

@@ -17,8 +17,11 @@ inline Ints load_ints(const void* from) { return _mm512_loadu_si512(from); }
 inline Ints broadcast_bytes(const void* four_bytes) { return _mm512_set1_epi32(*static_cast<const int32_t*>(four_bytes)); }
 inline Ints broadcast8(int value) { return _mm512_set1_epi8(static_cast<int8_t>(value)); }
 inline Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+inline Ints bit_or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 template <int count>
 inline Ints shift_right16(Ints a) { return _mm512_srli_epi16(a, count); }
+template <int count>
+inline Ints shift_left16(Ints a) { return _mm512_slli_epi16(a, count); }
 template <int count>
 inline Ints shift_left32(Ints a) { return _mm512_slli_epi32(a, count); }
 template <int count>
@@ -43,6 +46,8 @@ inline Ints flip_signs(Ints a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-12
 constexpr bool kSignedQuads = false;
 inline Ints add_quads(Ints sum, Ints a, Ints b) { return _mm512_dpbusd_epi32(sum, a, b); }
 inline Ints add_up(Ints sum) { return sum; }
+// A complete sum += two such quads; `a` is less than 64.
+inline Ints add_eight(Ints sum, Ints a0, Ints b0, Ints a1, Ints b1) { return add_quads(add_quads(sum, a0, b0), a1, b1); }
 
 inline Floats zeros() { return _mm512_setzero_ps(); }
 inline Floats load(const float* from) { return _mm512_loadu_ps(from); }

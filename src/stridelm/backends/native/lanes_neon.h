@@ -63,6 +63,7 @@ inline Ints broadcast8(int value) {
   return of_bytes(all, all);
 }
 inline Ints bit_and(Ints a, Ints b) { return {vandq_s32(a.low, b.low), vandq_s32(a.high, b.high)}; }
+inline Ints bit_or(Ints a, Ints b) { return {vorrq_s32(a.low, b.low), vorrq_s32(a.high, b.high)}; }
 inline Ints bit_xor(Ints a, Ints b) { return {veorq_s32(a.low, b.low), veorq_s32(a.high, b.high)}; }
 template <int count>
 inline Ints shift_right16(Ints a) {
@@ -131,6 +132,8 @@ inline Ints add_quads(Ints sum, Ints a, Ints b) {
   return {vdotq_s32(sum.low, as_bytes(a.low), as_bytes(b.low)), vdotq_s32(sum.high, as_bytes(a.high), as_bytes(b.high))};
 }
 inline Ints add_up(Ints sum) { return sum; }
+// A complete sum += two such quads; `a` is less than 64.
+inline Ints add_eight(Ints sum, Ints a0, Ints b0, Ints a1, Ints b1) { return add_quads(add_quads(sum, a0, b0), a1, b1); }
 
 inline Floats zeros() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
 inline Floats load(const float* from) { return {vld1q_f32(from), vld1q_f32(from + 4)}; }

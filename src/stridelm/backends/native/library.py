@@ -39,6 +39,12 @@ class Matrix(ctypes.Structure):
     _fields_ = (("weights", c_void_p), ("panels", c_int64), ("groups", c_int64), ("kind", c_int64))
 
 
+class JoinedMatrix(ctypes.Structure):
+    """Matrices with the same input, of several kinds."""
+
+    _fields_ = (("part", Matrix * 3), ("panels", c_int64))
+
+
 class Shape(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "width", "heads", "key_heads", "head_size", "inner", "window")),
@@ -50,7 +56,8 @@ class Shape(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     _fields_ = (
-        *((name, Matrix) for name in ("query_key_value", "attention_output", "gate_up", "down")),
+        ("query_key_value", JoinedMatrix),
+        *((name, Matrix) for name in ("attention_output", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "bias", "query_norm", "key_norm")),
     )
 

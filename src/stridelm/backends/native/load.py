@@ -8,7 +8,7 @@ from stridelm.backends.native.forward import NativeForward
 from stridelm.backends.native.library import library
 from stridelm.backends.native.model_source import Source, find_source
 from stridelm.backends.native.packed_file import Packed, drift_key, file_identity, packed_folder, read_or_pack
-from stridelm.backends.native.weights import has_four_bits, make_weights
+from stridelm.backends.native.weights import make_weights, takes_bytes
 from stridelm.models.preview import adapter_folder, warn_of_other_weights
 from stridelm.models.target import LoadedModel, Target
 from stridelm.models.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ def load_model(choice: ModelChoice) -> LoadedModel:
     packed, where = _packed(source, lanes)
     given = adapter_folder(model, choice.adapter)
     packed_adapter = packed if packed.notes["masks"] else None
-    activations = settings.activations if has_four_bits(packed) else "int16"
+    activations = settings.activations if takes_bytes(packed) else "int16"
     if given is not None:
         packed_adapter = _packed_adapter(given, model, packed, lanes)
     target = NativeTarget(
@@ -81,7 +81,9 @@ def _packed(source: Source, lanes: int) -> tuple[Packed, Path]:
 
         pack(source, folder, lanes)
 
-    return read_or_pack(folder, lanes, pack), folder
+    packed = read_or_pack(folder, lanes, pack)
+    source.check_requantised(packed.notes.get("requantised", ()))
+    return packed, folder
 
 
 def _packed_adapter(folder: Path, model: str, packed: Packed, lanes: int) -> Packed:

@@ -15,7 +15,8 @@ struct Shape {
 };
 
 struct Layer {
-  Matrix query_key_value, attention_output, gate_up, down;
+  JoinedMatrix query_key_value;
+  Matrix attention_output, gate_up, down;
   const float *attention_norm, *mlp_norm;
   const float *bias, *query_norm, *key_norm;  // null if the family has none
 };

@@ -1,6 +1,7 @@
 """What a packed model is made from: a GGUF file whose blocks are kept as they are, or any weights, quantised here; and
 which models the kernels support."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from stridelm.models.support import layer_window
 from stridelm.params import InputError
 from stridelm.settings import LoadSettings
 
-BLOCKS = ("Q4_0", "Q4_1", "Q8_0")
-"""The kinds of GGUF blocks that the kernels take unchanged."""
+FLOATS = {"F32", "F16", "BF16"}
+"""Kinds of GGUF tensors that are not quantised."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _MAX_QUERIES = 16
 """Maximum number of query heads per key head."""
@@ -34,6 +35,8 @@ class Source:
     """A GGUF file or a Hugging Face folder."""
     quantize: str | None
     """q8 or q4; None to keep the file's own blocks."""
+    keeps_floats: bool = False
+    """Whether a file with matrices that are not quantised at all is left to torch, which runs them as they are."""
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -44,6 +47,12 @@ class Source:
         files = [self.path] if self.path.is_file() else sorted(self.path.glob("*"))
         return str(self.path.resolve()), self.quantize, *(file_identity(file) for file in files)
 
+    def check_requantised(self, kinds: Iterable[str]) -> None:
+        """Raise DoesNotFit if what would be quantised again, or was when this was packed, is better left to torch."""
+        floats = sorted(FLOATS & set(kinds))
+        if self.keeps_floats and floats:
+            raise DoesNotFit(f"would quantise {floats[0]} to 8 bits: give --backend native, or --quantize q8")
+
 
 def find_source(name: str, settings: LoadSettings) -> Source:
     """Where a model's weights are. Raises DoesNotFit if they would have to be quantised and that was not asked for."""
@@ -51,7 +60,7 @@ def find_source(name: str, settings: LoadSettings) -> Source:
     if name == builtin.NAME:
         return Source(name, builtin.ensure_builtin_file(), settings.quantize)
     if path.suffix == ".gguf" and path.is_file():
-        return Source(name, path, settings.quantize)
+        return Source(name, path, settings.quantize, keeps_floats=settings.backend == "auto" and not is_light())
     check_name(name)
     if is_light():
         raise needs_torch(name)

@@ -21,7 +21,7 @@ import numpy as np
 
 from stridelm.backends.native.huge_pages import read_mapped
 from stridelm.backends.native.library import Matrix
-from stridelm.backends.native.quantised_matrix import FOUR, GROUP, QuantisedMatrix, pack_panels
+from stridelm.backends.native.quantised_matrix import Groups, pack_panels, packed_bytes, rows_of
 from stridelm.models.builtin import cache_folder
 from stridelm.params import InputError
 
@@ -29,6 +29,8 @@ VERSION = 6
 """Increased when the stored format changes, so that models packed by an older version are packed again."""
 ENTRIES, WEIGHTS = "packed.json", "weights.bin"
 _ALIGNMENT = 4096
+_PANELS = 128
+"""Panels that are put together at a time: that takes several times their size."""
 
 
 def drift_key(activations: str, cache_numbers: str) -> str:
@@ -44,19 +46,21 @@ class Writer:
         self.lanes = lanes
         self.entries: dict[str, dict[str, int]] = {}
 
-    def matrix(self, name: str, groups: QuantisedMatrix) -> None:
-        panels = pack_panels(groups, self.lanes)
-        place = {"panels": panels.shape[0], "groups": panels.shape[1], "kind": groups.kind, "outputs": groups.outputs}
-        self._add(name, panels, place)
+    def matrix(self, name: str, groups: Groups) -> None:
+        panels, count = -(-groups.outputs // self.lanes), groups.numbers_OGX.shape[1]
+        self._begin(name, {"panels": panels, "groups": count, "kind": groups.kind, "outputs": groups.outputs})
+        piece = _PANELS * self.lanes
+        for start in range(0, groups.outputs, piece):
+            self._file.write(pack_panels(rows_of(groups, slice(start, start + piece)), self.lanes).data)
 
     def vector(self, name: str, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values, dtype=np.float32)
-        self._add(name, values, {"values": values.size})
+        self._begin(name, {"values": values.size})
+        self._file.write(values.data)
 
-    def _add(self, name: str, array: np.ndarray, place: dict[str, int]) -> None:
+    def _begin(self, name: str, place: dict[str, int]) -> None:
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         self.entries[name] = {"offset": self._file.tell(), **place}
-        self._file.write(array.data)
 
 
 def packed_folder(identity: tuple[object, ...]) -> Path:
@@ -178,7 +182,7 @@ def _end(place: dict[str, int], lanes: int) -> int:
         raise ValueError("an entry that is not a whole number of at least 0")
     if "values" in place:
         return place["offset"] + 4 * place["values"]
-    per_group = lanes * (GROUP // 2 + 4 if place["kind"] == FOUR else GROUP + 2)
+    size = packed_bytes(place["kind"], place["panels"], place["groups"], lanes)
     if place["outputs"] > place["panels"] * lanes:
         raise ValueError("more outputs than panels")
-    return place["offset"] + place["panels"] * place["groups"] * per_group
+    return place["offset"] + size

@@ -16,8 +16,10 @@ from stridelm.models.fingerprint import as_floats
 Weight = Callable[[str], np.ndarray]
 
 
-def reference_logits(config: Any, weights: Mapping[str, Any], ids: list[int]) -> np.ndarray:
-    """N x V, for a model that `check_fits` takes."""
+def reference_logits(
+    config: Any, weights: Mapping[str, Any], ids: list[int], advance: Callable[[], None] = lambda: None
+) -> np.ndarray:
+    """N x V, for a model that `check_fits` takes. `advance` is called after each layer."""
 
     def weight(name: str) -> np.ndarray:
         return as_floats(weights[name])
@@ -31,6 +33,7 @@ def reference_logits(config: Any, weights: Mapping[str, Any], ids: list[int]) ->
         normed_NC = _norm(x_NC, weight(f"{of}.post_attention_layernorm.weight"), config.rms_norm_eps)
         gate, up = (normed_NC @ weight(f"{of}.mlp.{name}_proj.weight").T for name in ("gate", "up"))
         x_NC = x_NC + (gate / (1 + np.exp(-gate)) * up) @ weight(f"{of}.mlp.down_proj.weight").T
+        advance()
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     return _norm(x_NC, weight("model.norm.weight"), config.rms_norm_eps) @ weight(head).T
 

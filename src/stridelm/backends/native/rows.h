@@ -28,6 +28,7 @@ struct Quantised {
   float* scales;
   float* sums;       // the sum of each group's values, for the minima
   int32_t* offsets;  // -128 times the sum of each group's numbers: 8-bit weights are stored as q + 128
+  int32_t* halves;   // -32 times the sums of a group's two halves: 6-bit weights are stored as q + 32
   int64_t groups;
 
   int64_t at(int64_t row, int64_t group) const {
@@ -71,7 +72,11 @@ inline void quantise_group(const float* values, Activations as, const Quantised&
   const int64_t at = to.at(row, group);
   to.scales[at] = scale;
   to.sums[at] = scale * static_cast<float>(sum);
-  to.offsets[at] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));  // wraps if the values are not finite
+  // These wrap if the values are not finite.
+  const uint32_t first_half = static_cast<uint32_t>(eight::sum_of_ints(eight::add_ints(whole[0], whole[1])));
+  to.offsets[at] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));
+  to.halves[2 * at] = static_cast<int32_t>(-32u * first_half);
+  to.halves[2 * at + 1] = static_cast<int32_t>(-32u * (static_cast<uint32_t>(sum) - first_half));
   const eight::Ints first = eight::to_words(whole[0], whole[1]), second = eight::to_words(whole[2], whole[3]);
   int8_t* numbers = to.numbers + at * group_bytes(as);
   if (as == Activations::kInt16) store_words(first, second, numbers);

@@ -18,7 +18,9 @@ namespace stride {
 //   4 bits   4 chunks of 8 inputs: four bytes per output, input i in the lower half of byte i, input 4 + i in its upper
 //            half; then a scale d and a minimum m per output in half precision. A weight is d q + m.
 //   8 bits   8 chunks of 4 inputs: a byte q + 128 each; then a scale per output. A weight is d q.
-enum class Kind : int64_t { kFour = 4, kEight = 8 };
+//
+// The other kinds are blocks (blocks.h).
+enum class Kind : int64_t { kFour = 4, kFive = 5, kEight = 8, kFourK = 12, kFiveK = 13, kSixK = 14 };
 
 constexpr int chunks_of(Kind kind) { return kind == Kind::kFour ? 4 : 8; }
 constexpr int64_t numbers_bytes(Kind kind) { return chunks_of(kind) * 4 * kLanes; }

@@ -5,9 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stridelm.backends.native.library import Adapter, Layer, LowRank, Matrix, Model, Part, Shape, library
+from stridelm.backends.native.library import (
+    Adapter,
+    JoinedMatrix,
+    Layer,
+    LowRank,
+    Matrix,
+    Model,
+    Part,
+    Shape,
+    library,
+)
 from stridelm.backends.native.packed_file import Packed
-from stridelm.backends.native.quantised_matrix import FOUR
+from stridelm.backends.native.quantised_matrix import EIGHT
 
 ACTIVATIONS = {"int16": 16, "int8": 8}
 EMBEDDING, HEAD, LAST_NORM, FREQUENCIES = "embedding", "head", "last_norm", "frequencies"
@@ -49,10 +59,15 @@ class Weights:
         return self.product(self.model.head, np.asarray(hidden_XC, np.float32))[:, : self.vocabulary]
 
 
-def has_four_bits(packed: Packed) -> bool:
-    """Whether a matrix of a layer has 4 bits: only these are multiplied by 8-bit activations."""
+def takes_bytes(packed: Packed) -> bool:
+    """Whether a matrix of a layer has less than 8 bits: only these are multiplied by 8-bit activations."""
     layers = range(packed.notes["shape"]["layers"])
-    return any(packed.kind(f"{number}.{slot}") == FOUR for number in layers for slot in _SLOTS)
+    return any(packed.kind(f"{number}.{slot}") != EIGHT for number in layers for slot in _SLOTS)
+
+
+def part_name(name: str, part: int) -> str:
+    """Of a matrix that consists of several, since they are of different kinds: the first has the name of the whole."""
+    return f"{name}.part{part}" if part else name
 
 
 def make_weights(packed: Packed, adapter: Packed | None, threads: int, activations: str) -> Weights:
@@ -79,9 +94,12 @@ def make_weights(packed: Packed, adapter: Packed | None, threads: int, activatio
 
 
 def _layer(packed: Packed, number: int) -> Layer:
-    matrices = [packed.matrix(f"{number}.{slot}") for slot in _SLOTS]
+    joined = [part_name(f"{number}.{_SLOTS[0]}", part) for part in range(3)]
+    parts = [packed.matrix(name) for name in joined if packed.has(name)]
+    first = JoinedMatrix((Matrix * 3)(*parts), sum(part.panels for part in parts))
+    matrices = [packed.matrix(f"{number}.{slot}") for slot in _SLOTS[1:]]
     vectors = [f"{number}.{name}" for name in _VECTORS]
-    return Layer(*matrices, *(packed.vector(name).ctypes.data if packed.has(name) else None for name in vectors))
+    return Layer(first, *matrices, *(packed.vector(name).ctypes.data if packed.has(name) else None for name in vectors))
 
 
 def _adapter(adapter: Packed, number: int) -> Adapter:

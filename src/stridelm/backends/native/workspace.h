@@ -30,7 +30,7 @@ void ensure(std::vector<Number>& memory, int64_t size) {
 struct QuantisedMemory {
   std::vector<int8_t> numbers;
   std::vector<float> scales, sums;
-  std::vector<int32_t> offsets;
+  std::vector<int32_t> offsets, halves;
 
   void prepare(int64_t rows, int64_t size) {
     const int64_t groups = (rows + kInterleaved - 1) / kInterleaved * kInterleaved * padded(size) / kGroup;
@@ -38,9 +38,10 @@ struct QuantisedMemory {
     ensure(scales, groups);
     ensure(sums, groups);
     ensure(offsets, groups);
+    ensure(halves, 2 * groups);
   }
   Quantised rows(int64_t size) {
-    return {numbers.data(), scales.data(), sums.data(), offsets.data(), padded(size) / kGroup};
+    return {numbers.data(), scales.data(), sums.data(), offsets.data(), halves.data(), padded(size) / kGroup};
   }
 };
 

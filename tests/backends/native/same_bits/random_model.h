@@ -54,8 +54,9 @@ class RandomParts {
  public:
   explicit RandomParts(uint64_t seed) : random(seed) {}
 
-  // As tiles.h describes it. Scales are about those of real weights.
+  // As tiles.h and blocks.h describe it. Scales are about those of real weights. Of blocks the inputs are whole ones.
   Matrix matrix(Kind kind, int64_t outputs, int64_t inputs) {
+    if (is_blocks(kind)) return blocks(kind, outputs, inputs);
     const int64_t panels = (outputs + kLanes - 1) / kLanes, groups = (inputs + kGroup - 1) / kGroup;
     std::vector<uint8_t>& bytes = bytes_.emplace_back(panels * groups * group_bytes(kind) + kAhead);
     uint8_t* at = bytes.data();
@@ -65,6 +66,18 @@ class RandomParts {
     }
     return {bytes.data(), panels, groups, kind};
   }
+  // Query, key and value, value of another kind if there are blocks.
+  JoinedMatrix joined(Kind kind, int64_t queries_and_keys, int64_t values, int64_t inputs) {
+    JoinedMatrix found{};
+    if (is_blocks(kind)) {
+      const Kind other = kind == Kind::kSixK ? Kind::kFourK : Kind::kSixK;
+      found.part[0] = matrix(kind, queries_and_keys, inputs), found.part[1] = matrix(other, values, inputs);
+    } else {
+      found.part[0] = matrix(kind, queries_and_keys + values, inputs);
+    }
+    for (const Matrix& part : found.part) found.panels += part.panels;
+    return found;
+  }
   const float* vector(int64_t size, float scale, float offset) {
     return vectors_.emplace_back(random.numbers(size, scale, offset)).data();
   }
@@ -72,6 +85,22 @@ class RandomParts {
   Random random;
 
  private:
+  Matrix blocks(Kind kind, int64_t outputs, int64_t inputs) {
+    const int64_t panels = (outputs + kLanes - 1) / kLanes, groups = inputs / kGroup;
+    const int64_t count = panels * groups / groups_of(kind);
+    std::vector<uint8_t>& bytes = bytes_.emplace_back(count * block_bytes(kind) + kAhead);
+    for (uint8_t& each : bytes) each = static_cast<uint8_t>(random.word());
+    for (int64_t block = 0; block < count; block++) {
+      uint8_t* at = &bytes[block * block_bytes(kind)];
+      for (int i = 0; kind == Kind::kSixK && i < kLanes; i++, at += 4) {
+        const float unit = 1e-5f * (1 + 0.1f * random.number());
+        std::memcpy(at, &unit, sizeof unit);
+      }
+      if (kind == Kind::kFive) halves(halves(at, 0x2000), 0xac00);
+      if (kind == Kind::kFourK || kind == Kind::kFiveK) halves(halves(at, 0x0400), 0x8800);
+    }
+    return {bytes.data(), panels, groups, kind};
+  }
   uint8_t* halves(uint8_t* to, uint16_t smallest) {  // up to twice as large
     for (int i = 0; i < kLanes; i++, to += 2) {
       const uint16_t half = static_cast<uint16_t>(smallest + random.below(1024));
@@ -100,7 +129,7 @@ class RandomModel {
   RandomModel(const ModelShape& shape, uint64_t seed) : given(shape), parts_(seed) {
     const int64_t size = shape.head_size, queries = shape.heads * size, keys = shape.key_heads * size;
     for (int64_t number = 0; number < kLayers; number++) {
-      Layer layer{parts_.matrix(shape.kind, queries + 2 * keys, shape.width), parts_.matrix(shape.kind, shape.width, queries),
+      Layer layer{parts_.joined(shape.kind, queries + keys, keys, shape.width), parts_.matrix(shape.kind, shape.width, queries),
                   parts_.matrix(shape.kind, 2 * padded_to_lanes(shape.inner), shape.width),
                   parts_.matrix(shape.kind, shape.width, shape.inner), norm(shape.width), norm(shape.width),
                   shape.has_bias ? parts_.vector(queries + 2 * keys, 0.5f, 0) : nullptr,

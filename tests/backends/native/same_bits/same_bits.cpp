@@ -8,10 +8,16 @@
 
 namespace {
 
+// Outputs and inputs.
+std::vector<std::pair<int, int>> sizes_of(Kind kind) {
+  if (is_blocks(kind)) return {{8, 256}, {40, 768}};
+  return {{8, 32}, {40, 96}, {136, 160}};
+}
+
 void say_products() {
   RandomParts parts(1);
-  for (const Kind kind : {Kind::kFour, Kind::kEight})
-    for (const auto& [outputs, inputs] : {std::pair{8, 32}, {40, 96}, {136, 160}}) {
+  for (const Kind kind : {Kind::kFour, Kind::kEight, Kind::kFive, Kind::kFourK, Kind::kFiveK, Kind::kSixK})
+    for (const auto& [outputs, inputs] : sizes_of(kind)) {
       const Matrix matrix = parts.matrix(kind, outputs, inputs);
       const std::string name = "product " + std::to_string(static_cast<int>(kind)) + " bits, " + std::to_string(outputs) +
                                " x " + std::to_string(inputs);

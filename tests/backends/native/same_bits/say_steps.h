@@ -15,6 +15,8 @@ inline const ModelShape kShapes[] = {
     {"eight bits, a window", 96, 6, 3, 48, 160, 1030, 20, 2, Kind::kEight, Activations::kInt16, false, true, false},
     {"one key head, bytes", 64, 16, 1, 32, 64, 300, 0, 2, Kind::kFour, Activations::kInt8, false, true, true},
     {"wide heads", 64, 3, 1, 96, 16, 259, 9, 1, Kind::kEight, Activations::kInt8, true, true, true},
+    {"K-quants, int8", 256, 4, 2, 64, 512, 300, 0, 2, Kind::kFourK, Activations::kInt8, false, false, false},
+    {"K-quants, int16", 256, 4, 4, 64, 256, 300, 0, 1, Kind::kSixK, Activations::kInt16, true, false, true},
 };
 
 // The rows of a step, collected sequence by sequence.
