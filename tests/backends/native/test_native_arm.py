@@ -66,6 +66,14 @@ def said_by_avx2(tmp_path_factory: pytest.TempPathFactory) -> Said:
     return run_all(tmp_path_factory.mktemp("avx2"), X86, SOURCE)
 
 
+def test_what_is_compared_compiles() -> None:
+    """Here, on any machine with a compiler: the comparison itself needs an emulator, and is slow."""
+    skip_without_kernels()
+    command = [*X86, "-O0", "-fsyntax-only", f"-I{SOURCE.parent}", str(SAME_BITS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_arm_says_the_bits_of_avx2(said_by_avx2: Said, tmp_path: Path) -> None:
     assert len(said_by_avx2) > 2000 and sum(len(numbers) for _, numbers in said_by_avx2) > 30_000_000

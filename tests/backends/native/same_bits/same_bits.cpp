@@ -74,10 +74,12 @@ void say_choices() {
       say(name + ", drawn", drawn);
       for (const int64_t count : {int64_t{1}, std::min<int64_t>(16, size), std::min<int64_t>(300, size)}) {
         std::vector<int64_t> places(count), found(count);
-        std::vector<float> found_logits(count);
+        std::vector<float> found_logits(count), log_sum(1);
         stride_top(logits.data(), size, count, places.data());
-        places.push_back(stride_candidates(logits.data(), size, count, found.data(), found_logits.data()));
+        places.push_back(
+            stride_candidates(logits.data(), size, count, found.data(), found_logits.data(), log_sum.data()));
         say(name + ", top", places), say(name + ", candidates", found), say(name + ", their logits", found_logits);
+        say(name + ", the sum of all", log_sum);
       }
     }
 }

@@ -184,7 +184,7 @@ inline void say_own_steps(const std::string& name, RandomModel& model, Random& r
     const Sheets sheets{integers, probabilities, integer.data(), probability.data()};
     for (int number = 0; number < 12; number++) {
       std::fill(integer.begin(), integer.end(), 0), std::fill(probability.begin(), probability.end(), 0.0);
-      stride_run_step(steps, &sheets);
+      stride_run_step(steps, &sheets, nullptr, 0);
       for (int64_t place = 0; place < texts; place++) {
         const std::string what = name + ", step " + std::to_string(number) + " of text " + std::to_string(place);
         say(what, &integer[place * integers], 400), say(what + ", chances", &probability[place * probabilities], 200);
