@@ -37,7 +37,7 @@ from bench.cpu.tables import (  # noqa: E402
 from bench.decoding.prediction_tables import prediction  # noqa: E402
 from bench.decoding.unverified_tables import failure_table, quality_table  # noqa: E402
 from bench.engines.custom_generate_tables import custom_generate  # noqa: E402
-from bench.engines.llama_tables import llama_cpp, noise_rows  # noqa: E402
+from bench.engines.llama_tables import gguf_logits, llama_cpp, noise_rows  # noqa: E402
 from bench.engines.vllm_tables import vllm, vllm_check  # noqa: E402
 from bench.frontier.tables import adaptation, frontier  # noqa: E402
 from bench.gpu.tables import gpu, gpu_in_short  # noqa: E402
@@ -57,6 +57,7 @@ FILES = (
     ROOT / "docs" / "performance.md",
     ROOT / "docs" / "claims.md",
     ROOT / "docs" / "bench.md",
+    ROOT / "docs" / "models.md",
     ROOT / "docs" / "engines.md",
     ROOT / "docs" / "scale.md",
     ROOT / "README.md",
@@ -250,7 +251,7 @@ TABLES = {
     "quick": quick, "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
-    "llama.cpp": llama_cpp, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
+    "llama.cpp": llama_cpp, "gguf logits": gguf_logits, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
     "install": install, "builds": builds, "auto": auto, "replay": replay, "replay gpu": device,
     "replay circumstances": replay_circumstances,

@@ -1,4 +1,4 @@
-"""The tables of docs/engines.md, from bench/results."""
+"""The tables about llama.cpp in docs/engines.md and docs/models.md, from bench/results."""
 
 from bench.measured import read
 
@@ -49,3 +49,25 @@ def noise_rows() -> str:
         f"{figures['prompts']} held-out GSM8K questions, {figures['tokens']} tokens each, in our own decoder, which "
         f"drafts and verifies in one pass. {figures['machine']['date']}."
     )
+
+
+def gguf_logits() -> str:
+    """How far our logits are from llama.cpp's, by architecture."""
+    figures = read("gguf-logits.json")
+    lines = [
+        "| file | float32 | K-quants, dequantised by llama.cpp | K-quants as llama.cpp runs them |",
+        "|---|---|---|---|",
+    ]
+    for name, entry in figures["files"].items():
+        shown = []
+        for kind in ("F32", "K in F32"):
+            alike = entry.get(f"{kind}, half GELU")
+            shown.append(f"{entry[kind]:.0e}" + (f" ({alike:.0e})" if alike is not None else ""))
+        lines.append(f"| {name} | {shown[0]} | {shown[1]} | {entry['K']:.2f} |")
+    least, most = (pick(entry["deviation"] for entry in figures["files"].values()) for pick in (min, max))
+    lines.append(
+        f"\nLargest difference of a logit, at positions before and behind the sliding windows of 5 tokens; the logits' "
+        f"standard deviation is {least:.1f} to {most:.1f}. In brackets: with GELU rounded to half precision as in "
+        f"llama.cpp's table. {figures['engine']}."
+    )
+    return "\n".join(lines)

@@ -6,7 +6,8 @@ llama.cpp itself comes prebuilt from npm:
     PYTHONPATH=src python tests/data/make_llama_cpp_logits.py \\
         --lib-dir node_modules/@node-llama-cpp/linux-x64/bins/linux-x64
 
-Each file is recorded in float32, as K-quants, and as the same K-quants dequantised by this very library: llama.cpp rounds
+Then our own logits are compared with them, for the table of docs/models.md (`make tables`); without --lib-dir nothing is
+recorded anew. Each file is recorded in float32, as K-quants, and as the same K-quants dequantised by this very library: llama.cpp rounds
 what it multiplies by quantised weights to 8 bits, so only the last says whether the weights were read right.
 """
 
@@ -22,8 +23,10 @@ from typing import Any
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS / "models"), str(TESTS / "helpers")]
 
+from gguf_compared import largest_differences
 from gguf_recorded import (
     CONTEXT,
     IDS,
@@ -31,10 +34,12 @@ from gguf_recorded import (
     RECORDED,
     RECORDED_FILES,
     SCALES,
+    VOCABULARY,
     RecordedFile,
     random_blocks,
     values_digest,
 )
+from stridelm.files import write_json
 
 Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _F32 = 0
@@ -60,7 +65,8 @@ class Batch(ctypes.Structure):
 
 
 # Places of int32 in llama_context_params, with what llama_context_default_params sets there.
-_CONTEXT_SIZE, _OUTPUTS, _THREADS, _FLASH, _KEYS, _VALUES = (0, 512), (6, 1), (7, 4), (13, -1), (26, 1), (27, 1)
+_CONTEXT_SIZE, _OUTPUTS, _FLASH, _KEYS, _VALUES = (0, 512), (6, 1), (13, -1), (26, 1), (27, 1)
+_THREADS, _THREADS_OF_PROMPTS = (7, 4), (8, 4)
 
 
 class LlamaCpp:
@@ -109,7 +115,8 @@ class LlamaCpp:
     def _context_params(self) -> Params:
         params = self.lib.llama_context_default_params()
         numbers = np.frombuffer(params.raw, np.int32)
-        wanted = {_CONTEXT_SIZE: CONTEXT // 4, _OUTPUTS: 0, _THREADS: 1, _FLASH: 0, _KEYS: _F32, _VALUES: _F32}
+        wanted = {_CONTEXT_SIZE: CONTEXT // 4, _OUTPUTS: 0, _FLASH: 0, _KEYS: _F32, _VALUES: _F32}
+        wanted |= {_THREADS: 1, _THREADS_OF_PROMPTS: 1}
         for (place, default), value in wanted.items():
             if numbers[place] != default:
                 raise RuntimeError(f"llama_context_params has another layout: {numbers[place]} at {place}")
@@ -134,23 +141,30 @@ class LlamaCpp:
         return RecordedFile(file.architecture, file.settings, tensors)
 
 
+def record(llama: LlamaCpp, folder: Path) -> None:
+    recorded: dict[str, Any] = {}
+    path = folder / "small.gguf"
+    for name, made in RECORDED_FILES.items():
+        plain, blocks = made.file(blocks=False), made.file(blocks=True)
+        for kind, file in (("F32", plain), ("K", blocks), ("K in F32", llama.dequantised(blocks))):
+            recorded[f"{name}: {kind}"] = llama.logits(file.write(path), IDS, PLACES)
+        recorded[f"{name}: digests"] = np.array([plain.digest, blocks.digest])
+    for kind in SCALES:
+        count = VOCABULARY * 256 // gguf.GGML_QUANT_SIZES[kind][0]
+        blocks = random_blocks(kind, count, np.random.RandomState(int(kind)))
+        recorded[f"values: {kind.name}"] = np.array(values_digest(llama.values(blocks, kind)))
+    np.savez_compressed(RECORDED, **recorded)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lib-dir", type=Path, required=True)
-    llama = LlamaCpp(parser.parse_args().lib_dir)
-    recorded: dict[str, np.ndarray] = {}
+    parser.add_argument("--lib-dir", type=Path)
+    lib_dir = parser.parse_args().lib_dir
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "small.gguf"
-        for name, made in RECORDED_FILES.items():
-            plain, blocks = made.file(blocks=False), made.file(blocks=True)
-            for kind, file in (("F32", plain), ("K", blocks), ("K in F32", llama.dequantised(blocks))):
-                recorded[f"{name}: {kind}"] = llama.logits(file.write(path), IDS, PLACES)
-            recorded[f"{name}: digests"] = np.array([plain.digest, blocks.digest])
-            print(name, recorded[f"{name}: F32"].std(), recorded[f"{name}: K in F32"].std())
-    for kind in SCALES:
-        blocks = random_blocks(kind, 64, np.random.RandomState(int(kind)))
-        recorded[f"values: {kind.name}"] = np.array(values_digest(llama.values(np.ascontiguousarray(blocks), kind)))
-    np.savez_compressed(RECORDED, **recorded)  # pyright: ignore[reportArgumentType]
+        if lib_dir is not None:
+            record(LlamaCpp(lib_dir), Path(folder))
+        figures = {"engine": "node-llama-cpp 3.22.1 (llama.cpp v0.5.0)", "files": largest_differences(Path(folder))}
+    write_json(TESTS.parent / "bench" / "results" / "gguf-logits.json", figures)
 
 
 if __name__ == "__main__":

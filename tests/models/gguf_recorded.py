@@ -147,6 +147,8 @@ class Recorded:
     head_size: int = 16
     rotary: int | None = None
     """Rotary dimensions, if not a whole head."""
+    stretch: float | None = None
+    """Llama 3's factor, over a context of 32."""
     seed: int = 0
 
     def file(self, *, blocks: bool) -> RecordedFile:
@@ -166,6 +168,8 @@ class Recorded:
         if self.rotary:
             scale = 4 if blocks else 1
             maker.vectors(self.rotary * scale // 2, "rope_factors_short.weight", "rope_factors_long.weight")
+        if self.stretch:
+            maker.plain("rope_freqs.weight", _stretches(self.stretch, 500.0, size))
         rotary = (self.rotary or self.head_size) * (4 if blocks else 1)
         common = {
             "block_count": self.layers,
@@ -215,6 +219,16 @@ class Recorded:
         maker.matrix(f"{layer}.ffn_down", width, inner, kind=Stored.Q6_K)
 
 
+def _stretches(factor: float, theta: float, size: int) -> np.ndarray:
+    """By Llama 3's rule, as llama.cpp's converter has it."""
+    found = []
+    for place in range(0, size, 2):
+        wave = 2 * np.pi * theta ** (place / size)
+        share = min(max((32 / wave - 1) / 3, 0), 1)
+        found.append(1 / ((1 - share) / factor + share))
+    return np.array(found)
+
+
 def _head_lengths(size: int) -> dict[str, int]:
     return {"attention.key_length": size, "attention.value_length": size}
 
@@ -224,6 +238,7 @@ _LONG: dict[str, Any] = {"rope.scaling.original_context_length": 128, "rope.scal
 RECORDED_FILES: dict[str, Recorded] = {
     "llama": Recorded("llama", seed=1),
     "llama, stretched": Recorded("llama", _STRETCHED, seed=2),
+    "llama, Llama 3's positions": Recorded("llama", stretch=8.0, seed=12),
     "qwen2": Recorded("qwen2", seed=3),
     "qwen3": Recorded("qwen3", head_size=32, seed=4),
     "qwen3moe": Recorded("qwen3moe", {"expert_count": 8, "expert_used_count": 3}, seed=5),

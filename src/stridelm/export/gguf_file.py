@@ -1,7 +1,7 @@
 """A model of the Llama, Qwen2 or Qwen3 family as a GGUF file, for llama.cpp and what is built on it.
 
 Lossless by default: each matrix is stored in the smallest of Q8_0, F16, BF16 and F32 that represents its numbers
-exactly. `stridelm.models.gguf` can read such a file, except one with Llama 3's scaled rotary positions.
+exactly. `stridelm.models.gguf` can read such a file.
 """
 
 from collections.abc import Iterator

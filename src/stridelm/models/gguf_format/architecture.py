@@ -127,6 +127,8 @@ def read_config(architecture: Architecture, given: Metadata) -> GgufConfig:
             f"{given.path}: says {config.num_attention_heads} heads for {config.num_key_value_heads} heads of keys, "
             "which do not divide them: fetch the file again"
         )
+    if config.head_dim % 2:
+        raise InputError(f"{given.path}: says heads of {config.head_dim} values, which is odd: fetch the file again")
     rotary = given.setting("rope.dimension_count", config.head_dim)
     if given.setting("attention.value_length", config.head_dim) != config.head_dim or (
         rotary != config.head_dim and "rope.dimension_count" not in architecture.understands
