@@ -1,11 +1,14 @@
 """Fingerprints of weights: they identify the base model that adapters, heads and draft models were trained on."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from stridelm.models.lazy_weights import LazyWeights
 
 if TYPE_CHECKING:
     import torch
@@ -19,12 +22,24 @@ def fingerprint(weights: "Mapping[str, torch.Tensor] | Mapping[str, np.ndarray]"
     stored as float32 or, without loss, as bfloat16, and differs after any training."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        weight = weights[name]  # one at a time: they may be dequantised here
-        values = weight.reshape(-1)
-        picked = values[:: max(1, len(values) // _VALUES)]
-        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        shape, picked = _pick(weights, name)
+        digest.update(f"{name} {shape}\n".encode())
         digest.update(as_floats(picked).tobytes())
     return digest.hexdigest()
+
+
+def _pick(
+    weights: "Mapping[str, torch.Tensor] | Mapping[str, np.ndarray]", name: str
+) -> "tuple[tuple[int, ...], torch.Tensor | np.ndarray]":
+    """A weight's shape, and its values at equal distances. Of lazy weights no other rows are made."""
+    if isinstance(weights, LazyWeights):
+        shape = weights.shapes[name]
+        size, width = math.prod(shape), math.prod(shape[1:])
+        rows, columns = np.divmod(np.arange(0, size, max(1, size // _VALUES)), width)
+        made, at = np.unique(rows, return_inverse=True)
+        return shape, weights.rows(name, made).reshape(len(made), width)[at, columns]
+    values = weights[name].reshape(-1)
+    return tuple(weights[name].shape), values[:: max(1, len(values) // _VALUES)]
 
 
 def as_floats(weight: "torch.Tensor | np.ndarray") -> np.ndarray:

@@ -2,7 +2,7 @@
 neither transformers nor torch; `models/gguf.py` makes their objects of it."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
-from stridelm.models.lazy_weights import LazyWeights
+from stridelm.models.lazy_weights import Chosen, LazyWeight, LazyWeights
 from stridelm.models.tokenizer import Tokenizer
 from stridelm.params import InputError
 
@@ -211,10 +211,8 @@ def _name_and_heads(path: Path, config: GgufConfig, tensor: str) -> tuple[str, i
     return f"{prefix}{TENSORS[kind]}.{part}", heads
 
 
-def _weight(
-    path: Path, config: GgufConfig, tensor: gguf.ReaderTensor
-) -> tuple[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
-    """transformers' name of a tensor, its shape, and what dequantises it."""
+def _weight(path: Path, config: GgufConfig, tensor: gguf.ReaderTensor) -> tuple[str, LazyWeight]:
+    """transformers' name of a tensor, and what dequantises its rows."""
     name, heads = _name_and_heads(path, config, tensor.name)
     shape = tuple(map(int, reversed(tensor.shape)))
     if heads is not None and shape[0] % (2 * heads):
@@ -227,12 +225,13 @@ def _weight(
             "another quantisation, or the model's Hugging Face folder"
         ) from error
 
-    def dequantise() -> np.ndarray:
-        array = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-        # A copy: the reader's array is a view of the memory-mapped file.
-        return array.copy() if heads is None else _split_halves(array, heads).copy()
+    order = np.arange(shape[0]) if heads is None else _split_halves(np.arange(shape[0]), heads)
 
-    return name, (shape, dequantise)
+    def dequantise(chosen: Chosen) -> np.ndarray:
+        # `order[chosen]` makes a copy: the reader's array is a view of the memory-mapped file.
+        return gguf.dequantize(tensor.data[order[chosen]], tensor.tensor_type).astype(np.float32, copy=False)
+
+    return name, LazyWeight(shape, dequantise)
 
 
 def read_blocks(path: Path, config: GgufConfig) -> dict[str, tuple[str, np.ndarray]]:
