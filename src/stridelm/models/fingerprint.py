@@ -25,6 +25,10 @@ class PickedWeights(Mapping[str, np.ndarray]):
     def every(self, name: str, step: int) -> np.ndarray:
         """Every so many values of a weight, read row after row."""
 
+    @abstractmethod
+    def rows(self, name: str, chosen: np.ndarray) -> np.ndarray:
+        """Some rows of a matrix."""
+
 
 def fingerprint(weights: "Mapping[str, torch.Tensor] | Mapping[str, np.ndarray]") -> str:
     """A digest of each tensor's name, shape and about a hundred of its values, as float32. It is the same if a model is

@@ -11,7 +11,7 @@ import numpy as np
 
 from stridelm.backends.native.model_source import head_size, window
 from stridelm.backends.native.rotary import frequencies
-from stridelm.models.fingerprint import as_floats
+from stridelm.models.fingerprint import PickedWeights, as_floats
 
 Weight = Callable[[str], np.ndarray]
 
@@ -24,7 +24,9 @@ def reference_logits(
     def weight(name: str) -> np.ndarray:
         return as_floats(weights[name])
 
-    x_NC = as_floats(weights["model.embed_tokens.weight"][ids])
+    embedding = "model.embed_tokens.weight"
+    is_picked = isinstance(weights, PickedWeights)
+    x_NC = weights.rows(embedding, np.asarray(ids)) if is_picked else as_floats(weights[embedding][ids])
     turns_ND = np.arange(len(ids), dtype=np.float32)[:, None] * frequencies(head_size(config), config.rope_parameters)
     for number in range(config.num_hidden_layers):
         of = f"model.layers.{number}"

@@ -83,6 +83,10 @@ class GgufWeights(PickedWeights):
         rows, at = np.unique(picked // columns, return_inverse=True)
         return weight.values(weight.rows[rows])[at, picked % columns]
 
+    def rows(self, name: str, chosen: np.ndarray) -> np.ndarray:
+        weight = self.stored[name]
+        return weight.values(weight.rows[chosen])
+
 
 def find_weights(
     path: Path, architecture: Architecture, config: GgufConfig, tensors: Mapping[str, gguf.ReaderTensor]
