@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
 from stridelm.models.tokenizer import Tokenizer
+from stridelm.models.vocabulary.fields import special_id
 from stridelm.params import InputError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -77,7 +78,7 @@ def read_content(path: Path) -> GgufContent:
         raise
     except _DAMAGE as error:
         raise damaged(path, error) from error
-    ends = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    ends = {tokenizer.eos_token_id, *(fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))}
     return GgufContent(config, weights, tokenizer, frozenset(end for end in ends if end is not None))
 
 
@@ -144,16 +145,7 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> GgufConfi
         )
     tokens = len(fields["tokenizer.ggml.tokens"])
 
-    def token_id(name: str) -> int | None:
-        token = fields.get(f"tokenizer.ggml.{name}_token_id")
-        if token is not None and not 0 <= token < tokens:
-            raise InputError(
-                f"{path}: tokenizer.ggml.{name}_token_id is {token}, but there are {tokens} tokens: fetch the file "
-                "again"
-            )
-        return token
-
-    eos, padding = token_id("eos"), token_id("padding")
+    bos, eos, padding = (special_id(path, fields, name, tokens) for name in ("bos", "eos", "padding"))
     config = GgufConfig(
         model_type=architecture,
         vocab_size=tokens,
@@ -168,7 +160,7 @@ def _config(path: Path, fields: dict[str, Any], tensors: list[str]) -> GgufConfi
         rms_norm_eps=setting("attention.layer_norm_rms_epsilon"),
         rope_parameters={"rope_type": "default", "rope_theta": setting("rope.freq_base", 10000.0)},
         tie_word_embeddings="output.weight" not in tensors,
-        bos_token_id=token_id("bos"),
+        bos_token_id=bos,
         eos_token_id=eos,
         pad_token_id=eos if padding is None else padding,
     )
