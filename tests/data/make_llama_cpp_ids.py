@@ -366,11 +366,11 @@ class LlamaCpp:
         finally:
             self._lib.llama_model_free(model)
 
-    def tokenize(self, vocab: int, text: str, parse_special: bool) -> list[int]:
+    def tokenize(self, vocab: int, text: str, parse_special: bool, *, add_special: bool = False) -> list[int]:
         data = text.encode("utf-8")
-        room = len(data) + 1
+        room = len(data) + 3
         ids = (ctypes.c_int32 * room)()
-        count = self._lib.llama_tokenize(vocab, data, len(data), ids, room, False, parse_special)
+        count = self._lib.llama_tokenize(vocab, data, len(data), ids, room, add_special, parse_special)
         if count < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-count} ids of {text!r}")
         return list(ids[:count])
