@@ -33,8 +33,16 @@ from typing import Any
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-SYNTHETIC_PRE_NAMES = ["smollm", "gpt-2", "qwen2", "llama-bpe"]
-PRE_NAMES = [*SYNTHETIC_PRE_NAMES, "default"]
+PRE_NAMES = ["smollm", "gpt-2", "qwen2", "llama-bpe", "default"]
+SYNTHETIC_PRE_NAMES = [
+    *PRE_NAMES[:-1],
+    *("gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "deepseek-v3", "command-r"),
+]
+ALIASES = {
+    "llama-bpe": ["llama3", "llama-v3", "falcon3", "pixtral"],
+    "qwen2": ["deepseek-r1-qwen", "megrez"],
+}
+"""Names for which llama.cpp must give the same ids: recorded once, compared here."""
 
 CHATML = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
@@ -238,6 +246,45 @@ SYNTHETIC_TRAINING_TEXTS = [
     " \n \n",
     "\r\n\r\n",
     "a\u00a0b",
+    # where a word's case changes
+    "camelCase",
+    "ABCdef",
+    "XmlHTTPRequest",
+    "\u00c4B\u00f6c",
+    "\u0416\u0438\u0416",
+    "aB's",
+    "Don'TX",
+    " HELLOworld",
+    # marks, and letters without case
+    "a\u0301B\u0301c",
+    "\u0915\u094d\u0937a",
+    "\u01bba\u01c5b",
+    "\u10d0\u10d1a",
+    # scripts beside each other
+    "a\u4e2db",
+    "\u4e2d\u3042\u30ab\uac00",
+    "\u4e2d \u6587",
+    "\u3042 a",
+    "\uac00\ub098 1",
+    "\u0e44\u0e17\u0e22a",
+    "\u2003\u4e2d",
+    "\u3000\u4e2d\u3001\u3002",
+    # punctuation before letters, symbols, and slashes
+    "#define",
+    "@user_name",
+    "a/b//\n",
+    "?/\n/",
+    "=>x",
+    " ==",
+    "$x$",
+    "\u20ac5\u2192\u2192a",
+    "\uff01\uff0fa\u2018b\u2019",
+    "\u201cq\u201d!",
+    "\U0001f600\U0001f600a",
+    "a\u200db",
+    "\u0085a",
+    "\x0b\x0c a",
+    "\x00\x01a",
 ]
 SYNTHETIC_CASES: list[tuple[str, bool]] = [
     *((text, True) for text in SYNTHETIC_TRAINING_TEXTS),
@@ -319,11 +366,11 @@ class LlamaCpp:
         finally:
             self._lib.llama_model_free(model)
 
-    def tokenize(self, vocab: int, text: str, parse_special: bool) -> list[int]:
+    def tokenize(self, vocab: int, text: str, parse_special: bool, *, add_special: bool = False) -> list[int]:
         data = text.encode("utf-8")
-        room = len(data) + 1
+        room = len(data) + 3
         ids = (ctypes.c_int32 * room)()
-        count = self._lib.llama_tokenize(vocab, data, len(data), ids, room, False, parse_special)
+        count = self._lib.llama_tokenize(vocab, data, len(data), ids, room, add_special, parse_special)
         if count < 0:
             raise RuntimeError(f"llama_tokenize wants room for {-count} ids of {text!r}")
         return list(ids[:count])
@@ -431,32 +478,37 @@ def smollm2_ids(llama: LlamaCpp, gguf: Path) -> dict[str, Any]:
 
 def synthetic_ids(llama: LlamaCpp) -> dict[str, Any]:
     tokens, merges = train_synthetic()
+
+    def recorded(names: list[str]) -> dict[str, list[Case]]:
+        return ids_of_cases(
+            llama, lambda pre, path: write_synthetic_gguf(tokens, merges, pre, path), names, SYNTHETIC_CASES
+        )
+
+    cases = recorded(SYNTHETIC_PRE_NAMES)
+    for name, aliases in ALIASES.items():
+        for alias, found in recorded(aliases).items():
+            if found != cases[name]:
+                raise RuntimeError(f"{alias} gives other ids than {name}")
     return {
         "library": describe_library(llama.path),
         "token_type": [SYNTHETIC_SPECIAL.get(token, NORMAL) for token in tokens],
         "tokens": tokens,
         "merges": merges,
-        "cases": ids_of_cases(
-            llama,
-            lambda pre, path: write_synthetic_gguf(tokens, merges, pre, path),
-            SYNTHETIC_PRE_NAMES,
-            SYNTHETIC_CASES,
-        ),
+        "cases": cases,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--lib-dir", type=Path, required=True, help="folder of libllama.*.so")
-    parser.add_argument("--gguf", type=Path, required=True, help="GGUF with a BPE vocabulary")
-    parser.add_argument("--out-dir", type=Path, required=True, help="folder to write the two JSON files to")
+    parser.add_argument("--gguf", type=Path, help="GGUF with a BPE vocabulary; without it only the synthetic ids")
+    parser.add_argument("--out-dir", type=Path, required=True, help="folder to write the JSON files to")
     args = parser.parse_args()
 
     llama = LlamaCpp(args.lib_dir)
-    results = {
-        "llama_cpp_ids.json": smollm2_ids(llama, args.gguf),
-        "llama_cpp_synthetic_ids.json": synthetic_ids(llama),
-    }
+    results = {"llama_cpp_synthetic_ids.json": synthetic_ids(llama)}
+    if args.gguf:
+        results["llama_cpp_ids.json"] = smollm2_ids(llama, args.gguf)
     for name, result in results.items():
         (args.out_dir / name).write_text(format_json(result), encoding="ascii")
 

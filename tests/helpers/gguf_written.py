@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from gguf_models import tiny_network
-from stridelm.models.gguf_tokenizer import pre_tokenizers_by_name
+from stridelm.models.vocabulary.pre_tokenizers import pre_tokenizers_by_name
 
 SYNTHETIC = json.loads((Path(__file__).parent.parent / "data" / "llama_cpp_synthetic_ids.json").read_text())
 """A vocabulary that shows every boundary between words."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 from functools import lru_cache
 
 from stridelm.models.tokenizer import TextTokenizer
+from stridelm.models.vocabulary.pieces import PieceDecoder
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are no whole character (yet)."""
@@ -19,12 +20,15 @@ class Detokenizer:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
+        self._pieces = PieceDecoder.of(tokenizer)
         self._cached = lru_cache(_CACHE_SIZE)(self._decode)
 
     def __call__(self, ids: tuple[int, ...]) -> str:
         return self._cached(ids) if len(ids) <= _SHORT else self._decode(ids)
 
     def _decode(self, ids: tuple[int, ...]) -> str:
+        if self._pieces is not None:
+            return self._pieces(ids)
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 

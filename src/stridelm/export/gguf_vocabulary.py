@@ -1,8 +1,8 @@
 """A tokenizer as the metadata of a GGUF file, so that llama.cpp tokenizes a text into the same ids as we do.
 
 llama.cpp has its pre-tokenizers built in and selects one by name. So a tokenizer is written only if its pre-tokenizer
-is one of those that `models/gguf_tokenizer.py` reads; all others are refused, because a wrong name would silently give
-other ids.
+is one of those that `models/vocabulary/pre_tokenizers.py` knows; all others are refused, because a wrong name would
+silently give other ids.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from gguf import TokenType
 from transformers import PreTrainedTokenizerBase
 
-from stridelm.models.gguf_tokenizer import CONTRACTIONS, pre_tokenizers_by_name
+from stridelm.models.vocabulary.pre_tokenizers import CONTRACTIONS, WHOLE_WORDS, pre_tokenizers_by_name
 from stridelm.params import InputError
 
 _ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -75,7 +75,7 @@ def _name_of(stored: Fields) -> str:
     found = _plain(stored["pre_tokenizer"])
     for name, known in pre_tokenizers_by_name().items():
         if found == _plain(json.loads(known.__getstate__())):
-            if bool(stored["model"].get("ignore_merges")) != (name == "llama-bpe"):
+            if bool(stored["model"].get("ignore_merges")) != (name in WHOLE_WORDS):
                 raise _refusal(f"it cuts words as {name!r}, but takes whole words otherwise than llama.cpp does there")
             return name
     raise _refusal(f"it cuts a text into words in a way that is none of {', '.join(pre_tokenizers_by_name())}")

@@ -48,7 +48,7 @@ def read_content(path: Path) -> GgufContent:
         raise
     except _DAMAGE as error:
         raise damaged(path, error) from error
-    ends = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")}
+    ends = {tokenizer.eos_token_id, *(fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))}
     return GgufContent(config, GgufWeights(weights), tokenizer, frozenset(end for end in ends if end is not None))
 
 

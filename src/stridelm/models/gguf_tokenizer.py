@@ -1,101 +1,145 @@
-"""A tokenizer from a GGUF file's own vocabulary, merges and pre-tokenizer.
+"""A tokenizer from a GGUF file's own vocabulary: BPE over bytes, or SentencePiece.
 
-transformers' conversion ignores `tokenizer.ggml.pre`, so digits and line breaks get other ids than the model was
-trained with. Each entry here was compared with llama.cpp's ids (tests/data/llama_cpp_ids.json).
+The ids are llama.cpp's (docs/models.md says what was compared). transformers' conversion ignores `tokenizer.ggml.pre`,
+so digits and line breaks get other ids than the model was trained with.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from stridelm.models.tokenizer import Tokenizer
+from stridelm.models.vocabulary.fields import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    VocabularyFields,
+    chat_template,
+    read_fields,
+)
+from stridelm.models.vocabulary.pre_tokenizers import ALIASES, WHOLE_WORDS, pre_tokenizers_by_name
+from stridelm.models.vocabulary.score_merges import NoOrder, merges_by_score
 from stridelm.params import InputError
 
-_CONTROL, _USER_DEFINED = 3, 4
-# Contractions are spelt out: `(?i:...)` would also match letters that llama.cpp does not fold, such as the long s.
-CONTRACTIONS = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_WORDS = (
-    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def pre_tokenizers_by_name() -> dict[str, pre_tokenizers.PreTokenizer]:
-    """llama.cpp's pre-tokenizers that are supported here."""
-    return {
-        "smollm": pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        ),
-        "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
-        "qwen2": _split(_WORDS.replace("NUMBER", r"\p{N}")),
-        "llama-bpe": _split(_WORDS.replace("NUMBER", r"\p{N}{1,3}")),
-    }
-
-
-def _pre_tokenizer(path: Path, name: str) -> pre_tokenizers.PreTokenizer:
-    table = pre_tokenizers_by_name()
-    if name not in table:
-        raise InputError(
-            f"{path}: the pre-tokenizer {name!r} is not known ({', '.join(table)} are), and guessing it would give "
-            "wrong token ids: use the model's Hugging Face folder instead"
-        )
-    return table[name]
-
-
-def _bpe(path: Path, tokens: list[str], merges: list[str], *, ignore_merges: bool) -> models.BPE:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise InputError(f"{path}: the token {twice!r} is in the vocabulary twice: fetch the file again")
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    try:
-        return models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=ignore_merges)
-    except Exception as error:  # tokenizers has no type of its own for it
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path}: its merges do not fit its vocabulary ({reason}): fetch the file again") from error
+_ADDED = (CONTROL, USER_DEFINED, UNKNOWN)
+"""Types of tokens that are found in a text before anything else is."""
+_KEEP_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+"""Phi-3's special tokens that do not take the spaces behind them."""
 
 
 def tokenizer_from_gguf(path: Path, fields: dict[str, Any]) -> Tokenizer:
     """`fields` are the file's metadata by name."""
-    kind = fields["tokenizer.ggml.model"]
-    if kind != "gpt2":
+    found = read_fields(path, fields)
+    match found.model:
+        case "gpt2":
+            pre = _known_pre(found)
+            backend, adds_bos = _byte_level(found, pre), pre in WHOLE_WORDS
+        case "llama":
+            backend, adds_bos = _sentence_piece(found), True
+        case other:
+            raise InputError(
+                f"{path}: tokenizers of kind {other!r} are not supported from GGUF (gpt2 and llama are): use the "
+                "model's Hugging Face folder instead"
+            )
+    _add_tokens(backend, found)
+    named = {name: found.tokens[index] for name, index in found.special.items()}
+    backend.post_processor = _ends(
+        named.get("bos") if found.flag("add_bos_token", default=adds_bos) else None,
+        named.get("eos") if found.flag("add_eos_token", default=False) else None,
+        backend,
+    )
+    eos = named.get("eos")
+    names = {"bos": named.get("bos"), "eos": eos, "pad": named.get("padding", eos), "unk": named.get("unknown")}
+    special_tokens = {f"{name}_token": token for name, token in names.items() if token is not None}
+    _add(backend, special_tokens.values())
+    return Tokenizer(backend, special_tokens=special_tokens, chat_template=chat_template(path, fields))
+
+
+def _known_pre(found: VocabularyFields) -> str:
+    pre, table = ALIASES.get(found.pre, found.pre), pre_tokenizers_by_name()
+    if pre not in table:
         raise InputError(
-            f"{path}: tokenizers of kind {kind!r} are not supported from GGUF (gpt2 is): use the model's Hugging Face "
-            "folder instead"
+            f"{found.path}: the pre-tokenizer {found.pre!r} is not known ({', '.join((*table, *ALIASES))} are), and "
+            "guessing it would give wrong token ids: use the model's Hugging Face folder instead"
         )
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    pre = fields.get("tokenizer.ggml.pre", "")
-    backend = Backend(_bpe(path, tokens, fields["tokenizer.ggml.merges"], ignore_merges=pre == "llama-bpe"))
-    backend.pre_tokenizer = _pre_tokenizer(path, pre)
+    return pre
+
+
+def _byte_level(found: VocabularyFields, pre: str) -> Backend:
+    vocabulary = {token: index for index, token in enumerate(found.tokens)}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in found.strings("merges"))]
+    try:
+        model = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in WHOLE_WORDS)
+    except Exception as error:  # tokenizers has no type of its own for it
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{found.path}: its merges do not fit its vocabulary ({reason}): fetch the file again"
+        ) from error
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers_by_name()[pre]
     backend.decoder = decoders.ByteLevel()
-    for token, token_kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
-        if token_kind in (_CONTROL, _USER_DEFINED):
-            backend.add_tokens([AddedToken(token, special=token_kind == _CONTROL, normalized=False)])
+    return backend
 
-    def special(name: str) -> str | None:
-        index = fields.get(f"tokenizer.ggml.{name}_token_id")
-        return None if index is None else tokens[index]
 
-    eos = special("eos")
-    bos = special("bos")
-    if bos is not None and fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, fields["tokenizer.ggml.bos_token_id"])]
+def _sentence_piece(found: VocabularyFields) -> Backend:
+    """Letters are merged to tokens by score; a letter that is no token becomes its bytes."""
+    vocabulary = {token: index for index, token in enumerate(found.tokens)}
+    missing = [name for byte in range(256) if (name := f"<0x{byte:02X}>") not in vocabulary]
+    if missing:
+        raise InputError(
+            f"{found.path}: its vocabulary has no token {missing[0]}, and without tokens for all bytes it cannot write "
+            "every text: use the model's Hugging Face folder instead"
         )
-    named = {"bos": bos, "eos": eos, "pad": special("padding") or eos, "unk": special("unknown")}
-    special_tokens = {f"{name}_token": token for name, token in named.items() if token is not None}
-    for token in dict.fromkeys(special_tokens.values()):
-        if token not in {added.content for added in backend.get_added_tokens_decoder().values()}:
-            backend.add_tokens([AddedToken(token, special=True)])  # as transformers' tokenizers do
-    return Tokenizer(backend, special_tokens=special_tokens, chat_template=fields.get("tokenizer.chat_template"))
+    # Tokens that are cut out of a text beforehand cannot come from merges, unless they are spelt with merges' spaces.
+    typed_scores = zip(found.tokens, found.kinds, found.scores(), strict=True)
+    scores = {token: score for token, kind, score in typed_scores if kind not in _ADDED or "▁" in token}
+    try:
+        merges = merges_by_score(scores)
+    except NoOrder as error:
+        raise InputError(f"{found.path}: {error}: use the model's Hugging Face folder instead") from error
+    backend = Backend(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "▁")
+    decoding = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if found.flag("add_space_prefix", default=True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces])
+        decoding.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = spaces
+    backend.decoder = decoders.Sequence(decoding)
+    return backend
+
+
+def _add_tokens(backend: Backend, found: VocabularyFields) -> None:
+    # As llama.cpp, which knows these models by their name only.
+    is_phi3 = any(name in str(found.raw.get("general.name", "")).lower() for name in ("phi-3", "phi3"))
+    backend.add_tokens(
+        [
+            AddedToken(
+                token,
+                special=kind != USER_DEFINED,
+                normalized=False,
+                rstrip=is_phi3 and token not in _KEEP_SPACES,
+            )
+            for token, kind in zip(found.tokens, found.kinds, strict=True)
+            if kind in _ADDED
+        ]
+    )
+
+
+def _add(backend: Backend, special: Iterable[str]) -> None:
+    """Add what is not added yet, as transformers' tokenizers do."""
+    known = {added.content for added in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([AddedToken(token, special=True) for token in dict.fromkeys(special) if token not in known])
+
+
+def _ends(bos: str | None, eos: str | None, backend: Backend) -> processors.TemplateProcessing | None:
+    """What is put around a text."""
+    ends = [token for token in (bos, eos) if token is not None]
+    if not ends:
+        return None
+    ids = {token: backend.token_to_id(token) for token in ends}
+    template = " ".join(part for part in (bos, "$A", eos) if part is not None)
+    return processors.TemplateProcessing(single=template, special_tokens=list(ids.items()))

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from stridelm.models.vocabulary.fields import special_id
 from stridelm.params import InputError
 
 
@@ -66,13 +67,7 @@ class Metadata:
         return numbers.tolist()
 
     def token_id(self, name: str) -> int | None:
-        token, tokens = self.fields.get(f"tokenizer.ggml.{name}_token_id"), len(self.fields["tokenizer.ggml.tokens"])
-        if token is not None and not 0 <= token < tokens:
-            raise InputError(
-                f"{self.path}: tokenizer.ggml.{name}_token_id is {token}, but there are {tokens} tokens: fetch the "
-                "file again"
-            )
-        return token
+        return special_id(self.path, self.fields, name, len(self.fields["tokenizer.ggml.tokens"]))
 
     def unsupported(self, what: str) -> InputError:
         return InputError(f"{self.path}: {what} not supported from GGUF: use the model's Hugging Face folder instead")
