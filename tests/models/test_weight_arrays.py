@@ -5,10 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Stored
 from safetensors.torch import save_file
 
+from gguf_models import stored_as
 from stridelm.models.adapter import load_adapter
 from stridelm.models.builtin import builtin_adapter
+from stridelm.models.fingerprint import fingerprint
+from stridelm.models.gguf_content import read_content
 from stridelm.models.weight_arrays import read_arrays
 from stridelm.params import InputError
 
@@ -50,3 +54,16 @@ def test_other_numbers_are_refused_by_name(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2, dtype=torch.int64)}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="numbers of kind I64"):
         read_arrays([tmp_path / "a.safetensors"])
+
+
+@pytest.mark.parametrize("kind", [Stored.F32, Stored.F16, Stored.Q8_0, Stored.Q4_K])
+def test_lazy_rows_and_fingerprint_are_those_of_whole_weights(kind: Stored, tmp_path: Path) -> None:
+    lazy = read_content(stored_as(kind).write(tmp_path / "tiny.gguf")).weights
+    whole = dict(lazy)
+    assert {name: weight.shape for name, weight in whole.items()} == lazy.shapes
+    for name, weight in whole.items():
+        assert weight.dtype == np.float32
+        rows = np.array([3, 0, len(weight) - 1])
+        assert np.array_equal(lazy.rows(name, rows), weight[rows])
+    assert fingerprint(lazy) == fingerprint(whole)
+    assert "model.norm.weight" in lazy and "lm_head.bias" not in lazy and len(lazy) == len(whole)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stridelm.models.lazy_weights import LazyWeights
+from stridelm.models.weight_arrays import LazyWeights
 
 if TYPE_CHECKING:
     import torch

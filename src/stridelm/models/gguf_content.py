@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stridelm.models.gguf_tokenizer import tokenizer_from_gguf
-from stridelm.models.lazy_weights import Chosen, LazyWeight, LazyWeights
 from stridelm.models.tokenizer import Tokenizer
+from stridelm.models.weight_arrays import Chosen, LazyWeight, LazyWeights
 from stridelm.params import InputError
 
 FAMILIES = ("llama", "qwen2", "qwen3")

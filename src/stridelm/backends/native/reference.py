@@ -12,7 +12,7 @@ import numpy as np
 from stridelm.backends.native.model_source import head_size, window
 from stridelm.backends.native.rotary import frequencies
 from stridelm.models.fingerprint import as_floats
-from stridelm.models.lazy_weights import LazyWeights
+from stridelm.models.weight_arrays import LazyWeights
 
 Weight = Callable[[str], np.ndarray]
 
