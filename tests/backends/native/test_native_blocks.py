@@ -2,6 +2,7 @@
 adapter and without, and a row's logits do not depend on the rows beside it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ FILES = {
     "Q6_K": (Stored.Q6_K, {}),
     "Q5_0": (Stored.Q5_0, {"blk.1.attn_v": Stored.Q8_0, "blk.1.ffn_down": Stored.Q6_K}),
 }
-FORMS = [("Q4_K_M", "int8"), ("Q4_K_M", "int16"), ("Q5_K", "int8"), ("Q6_K", "int8"), ("Q5_0", "int8")]
-FORMS += [pytest.param(file, "int16", marks=pytest.mark.slow) for file in ("Q5_K", "Q6_K", "Q5_0")]
+FORMS: list[Any] = [("Q4_K_M", "int8"), ("Q4_K_M", "int16"), ("Q5_K", "int8"), ("Q6_K", "int8"), ("Q5_0", "int8")]
+FORMS += [pytest.param((file, "int16"), marks=pytest.mark.slow) for file in ("Q5_K", "Q6_K", "Q5_0")]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=FORMS, ids=lambda form: " ".join(form))
+@pytest.fixture(params=FORMS, ids=" ".join)
 def model(
     request: pytest.FixtureRequest,
     build: str,  # noqa: ARG001

@@ -18,9 +18,9 @@ import torch
 from gguf import GGMLQuantizationType as Stored
 
 import stridelm
-from gguf_blocks import RANDOM_KINDS
 from gguf_models import (
     PROMPT,
+    RANDOM_KINDS,
     WHOLE_BLOCKS,
     content_of,
     cuts,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Stored
 
-from gguf_blocks import random_blocks
+from gguf_models import random_blocks
 from native import deviation
 from stridelm.backends.native.block_matrix import FIVE, FIVE_K, FOUR_K, SIX_K
 from stridelm.backends.native.library import Matrix

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gguf_blocks import RANDOM_KINDS, random_blocks
+from gguf_models import RANDOM_KINDS, random_blocks
 from stridelm.backends.native import quantised_matrix
 from stridelm.backends.native.block_matrix import BITS, FIVE, SIX_K, BlockMatrix, block_bytes, groups_of
 from stridelm.backends.native.quantised_matrix import (
