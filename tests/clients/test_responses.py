@@ -36,7 +36,8 @@ def client(wire: Wire) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Response:
-    return client.responses.create(**SETTINGS | {"instructions": SYSTEM, "input": QUESTION} | fields)
+    asked: Any = SETTINGS | {"instructions": SYSTEM, "input": QUESTION} | fields
+    return client.responses.create(**asked)
 
 
 def gather(client: openai.OpenAI, **fields: Any) -> Response:
@@ -44,7 +45,7 @@ def gather(client: openai.OpenAI, **fields: Any) -> Response:
     asked: Any = SETTINGS | {"instructions": SYSTEM, "input": QUESTION} | fields
     texts: dict[int, str] = {}
     arguments: dict[int, str] = {}
-    events = list(client.responses.create(**asked, stream=True))
+    events: Any = list(client.responses.create(**asked, stream=True))  # their types are not told apart by `type`
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
     for event in events:

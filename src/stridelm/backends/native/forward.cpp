@@ -198,7 +198,7 @@ double stride_worth(const Prior* prior, int64_t masks, const Costs* costs, int64
   MaskParts parts{};
   parts.masks = masks;
   Worth worth;
-  worth.solve(*prior, parts, masks, *costs, texts, length);
+  worth.begin(*prior, parts, masks, *costs, texts, length);
   worth.look(log_odds(ease));
   for (int64_t places = 0; places <= masks; places++)
     std::copy_n(worth.chain(places), masks + 1, tokens + places * (masks + 1));

@@ -47,6 +47,7 @@ class Steps {
 
   void begin(int64_t place, const TextStart& start) {
     StepText& text = texts_[place] = StepText(start);
+    is_between_steps_ = false;
     next_.begin(text, rows_.workspace());
     int64_t texts = 0, others = 0;
     for (const StepText& each : texts_)
@@ -72,9 +73,9 @@ class Steps {
     }
     if (going_.empty()) return;
     const auto started = Clock::now();
-    if (has_run_) next_.surround(std::chrono::duration<double>(started - forward_ended_).count(), tended_);
+    if (is_between_steps_) next_.surround(std::chrono::duration<double>(started - forward_ended_).count(), tended_);
     rows_.run(going_);
-    forward_ended_ = Clock::now(), has_run_ = true;
+    forward_ended_ = Clock::now(), is_between_steps_ = true;
     tended_ = std::count_if(going_.begin(), going_.end(),
                             [](const StepText* text) { return text->was_grown || text->mask_rows(); });
     for (StepText* text : going_) {
@@ -186,7 +187,7 @@ class Steps {
   Drawer drawer_;
   Clock::time_point forward_ended_;
   int64_t tended_ = 0;  // texts in the last forward that had masks or drafts from them
-  bool has_run_ = false;
+  bool is_between_steps_ = false;  // nothing but steps since the last forward: no prompt was read, no user thought
   std::vector<int64_t> to_, from_;  // slots of the cache
   std::vector<int64_t> found_;
   std::vector<float> logits_;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -35,42 +36,50 @@ struct Costs {
 
 class Worth {
  public:
-  // `texts`: that are written together. Each has its share of the time of a plain step, and pays for its further rows.
-  // `length`: tokens of the text.
-  void solve(const Prior& prior, const MaskParts& parts, int64_t longest, const Costs& costs, int64_t texts,
+  // What `look` solves. `texts`: that are written together. Each has its share of the time of a plain step, and pays for
+  // its further rows. `length`: tokens of the text.
+  void begin(const Prior& prior, const MaskParts& parts, int64_t longest, const Costs& costs, int64_t texts,
              int64_t length) {
     options_.clear();
     for (int64_t count : {1, 2, 3, 4, 6, 8, 12, 16})
       if (options_.empty() || options_.back() < longest) options_.push_back(std::min(count, longest));
     if (longest == 0) options_.clear();
-    places_ = parts.reach(longest), texts_ = texts, costs_ = costs;
+    places_ = parts.reach(longest), texts_ = texts, costs_ = costs, prior_ = prior;
     row_ = costs.context * static_cast<double>(length);
     reach_.clear();
     for (int64_t count : options_) reach_.push_back(parts.reach(count));
-    most_drafts_ = std::min<int64_t>(places_, costs.rows(8) < kCheapRows * costs.rows(1) ? 8 : 4);
-    for (int i = 0; i < kEases; i++) {
-      tables_[i].assign((places_ + 1) * (places_ + 1), 0.0);
-      solve(prior, log_odds(kGrid[i]), tables_[i], paces_[i]);
-    }
+    most_drafts_ = std::min<int64_t>(places_, costs.rows(8) < kCheapRows * costs.rows(1) ? kMostDrafts : 4);
+    // A solution for other costs is near the new one: it is found again in a few rounds.
+    for (std::vector<double>& table : tables_) table.resize((places_ + 1) * (places_ + 1), 0.0);
     now_.resize((places_ + 1) * (places_ + 1));
+    seconds_.clear();
+    for (int64_t drafts = 0; drafts <= most_drafts_; drafts++) {
+      seconds_.push_back(seconds(drafts, 0));
+      for (int64_t masks : options_) seconds_.push_back(seconds(drafts, masks));
+    }
+    is_solved_.fill(false), looks_ = 0;
   }
 
   // For a text of this ease, until the next call.
   void look(double ease_odds) {
+    looks_++;
     int high = 1;
     while (high < kEases - 1 && log_odds(kGrid[high]) < ease_odds) high++;
+    for (int needed : {high - 1, high, kEasy})
+      if (!is_solved_[needed]) solve(needed);
     const double low = log_odds(kGrid[high - 1]);
     const double share = std::clamp((ease_odds - low) / (log_odds(kGrid[high]) - low), 0.0, 1.0);
     for (size_t i = 0; i < now_.size(); i++) now_[i] = (1 - share) * tables_[high - 1][i] + share * tables_[high][i];
     pace_ = (1 - share) * paces_[high - 1] + share * paces_[high];
   }
-  // Whether these costs, as far as they are measured while texts are written, are still about those.
-  bool is_solved_for(const Costs& costs) const {
+  // Whether these costs, as far as they are measured while texts are written, are still about those it began with.
+  bool is_about(const Costs& costs) const {
     const auto is_near = [&](double then, double now) {
       return std::abs(now - then) <= std::max(kDrift * then, kLittle * costs.rows(1));
     };
-    return costs_.table && is_near(costs_.level, costs.level) && is_near(costs_.around, costs.around) &&
-           is_near(costs_.tending, costs.tending);
+    const bool is_new = looks_ < 2 * kPatience;  // each decision looks twice; estimates that still move are let settle
+    return costs_.table && (is_new || (is_near(costs_.level, costs.level) && is_near(costs_.around, costs.around) &&
+                                       is_near(costs_.tending, costs.tending)));
   }
   double pace() const { return pace_; }  // tokens per second of all texts
   // Whether masks pay in easy texts: by so much that looks at them in all texts are worth their time.
@@ -82,7 +91,8 @@ class Worth {
   const std::vector<int64_t>& reach() const { return reach_; }
 
  private:
-  static constexpr int kEases = 8, kEasy = 6, kRounds = 60;
+  static constexpr int kEases = 8, kEasy = 6, kRounds = 60, kPatience = 16;
+  static constexpr int64_t kMostDrafts = 8;
   static constexpr double kGrid[kEases] = {0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94};
   static constexpr double kConverged = 1e-3, kCheapRows = 1.5, kGain = 1.05, kDrift = 0.4, kLittle = 0.01;
 
@@ -93,11 +103,15 @@ class Worth {
   }
   double& at(std::vector<double>& table, int64_t places, int64_t used) const { return table[places * (places_ + 1) + used]; }
 
-  void solve(const Prior& prior, double ease_odds, std::vector<double>& worth, double& pace) {
+  void solve(int ease) {
+    const double ease_odds = log_odds(kGrid[ease]);
+    std::vector<double>& worth = tables_[ease];
+    double& pace = paces_[ease];
+    is_solved_[ease] = true;
     reached_.assign((places_ + 1) * (most_drafts_ + 1), 1.0);
     for (int64_t used = 0; used < places_; used++)
       for (int64_t depth = 0; depth < most_drafts_; depth++)
-        reached(used, depth + 1) = reached(used, depth) * prior.of_place(ease_odds, used, depth);
+        reached(used, depth + 1) = reached(used, depth) * prior_.of_place(ease_odds, used, depth);
     pace = 1 / seconds(0, 0);
     std::vector<double> next(worth.size());
     for (int round = 0; round < kRounds; round++) {
@@ -118,9 +132,9 @@ class Worth {
   // At which the best step without a chain is worth just its time.
   double find_pace(std::vector<double>& worth, double pace) const {
     for (int i = 0; i < 20; i++) {
-      double most = 1 - pace * seconds(0, 0), time = seconds(0, 0);
+      double most = 1 - pace * seconds_[0], time = seconds_[0];
       for (size_t option = 0; option < options_.size(); option++) {
-        const double taken = seconds(0, options_[option]), each = 1 + at(worth, reach_[option], 0) - pace * taken;
+        const double taken = seconds_[option + 1], each = 1 + at(worth, reach_[option], 0) - pace * taken;
         if (each > most) most = each, time = taken;
       }
       pace += most / time;
@@ -132,22 +146,27 @@ class Worth {
   double best(std::vector<double>& worth, int64_t places, int64_t used, double pace) {
     double found = -1;
     for (int64_t drafts = 0; drafts <= std::min(most_drafts_, places - used); drafts++) {
-      double tokens = 0, kept = 0;  // kept: with the chain that there is, and no other
+      double tokens = 0, shares[kMostDrafts + 1];
+      // By drafts that stood: what the chain that there is will still be worth, and of all fewer, if masks hang there.
+      double kept[kMostDrafts + 2] = {};
       for (int64_t stood = 0; stood <= drafts; stood++) {
-        tokens += reached(used, stood);
-        if (used + stood + 1 < places) kept += share(used, stood, drafts) * at(worth, places, used + stood + 1);
+        tokens += reached(used, stood), shares[stood] = share(used, stood, drafts);
+        const double still = used + stood + 1 < places ? shares[stood] * at(worth, places, used + stood + 1) : 0;
+        kept[stood + 1] = kept[stood] + still;
       }
-      found = std::max(found, tokens + kept - pace * seconds(drafts, 0));
-      for (size_t option = 0; option < options_.size(); option++)
+      const double* seconds = &seconds_[drafts * (options_.size() + 1)];
+      found = std::max(found, tokens + kept[drafts + 1] - pace * seconds[0]);
+      for (size_t option = 0; option < options_.size(); option++) {
+        const double* renewed = &at(worth, reach_[option], 0);
+        double most_left = 0;
         for (int64_t anchor = 0; anchor <= drafts; anchor++) {
-          double left = 0;
-          for (int64_t stood = 0; stood <= drafts; stood++) {
-            const bool is_new = anchor <= stood;
-            const int64_t chain = is_new ? reach_[option] : places, passed = is_new ? stood - anchor : used + stood + 1;
-            if (passed < chain) left += share(used, stood, drafts) * at(worth, chain, passed);
-          }
-          found = std::max(found, tokens + left - pace * seconds(drafts, options_[option]));
+          double left = kept[anchor];
+          for (int64_t stood = anchor; stood <= std::min(drafts, anchor + reach_[option] - 1); stood++)
+            left += shares[stood] * renewed[stood - anchor];
+          most_left = std::max(most_left, left);
         }
+        found = std::max(found, tokens + most_left - pace * seconds[option + 1]);
+      }
     }
     return found;
   }
@@ -157,8 +176,12 @@ class Worth {
   }
 
   std::vector<int64_t> options_, reach_;
+  std::vector<double> seconds_;  // of a step, by its drafts, and by no masks and each option
   int64_t places_ = 0, most_drafts_ = 0, texts_ = 1;
-  Costs costs_{};  // without a table before it is solved
+  Costs costs_{};  // without a table before it began
+  Prior prior_{};
+  std::array<bool, kEases> is_solved_{};
+  int64_t looks_ = 0;  // since it began
   double row_ = 0;  // what a row takes to read the text
   std::vector<double> tables_[kEases], now_, reached_;
   double paces_[kEases] = {}, pace_ = 0;
