@@ -248,7 +248,8 @@ TABLES = {
     "quick": quick, "frontier": frontier, "adaptation": adaptation, "custom generate": custom_generate,
     "scale in short": in_short, "scale inputs": inputs, "scale steps": steps, "scale memory": memory,
     "scale 8B": serving_8b, "scale 70B": serving_70b, "scale published": published, "scale training": training,
-    "llama.cpp": llama_cpp, "gguf logits": gguf_logits, "noise rows": noise_rows, "vllm": vllm, "vllm check": vllm_check,
+    "llama.cpp": llama_cpp, "gguf logits": gguf_logits, "noise rows": noise_rows,
+    "vllm": vllm, "vllm check": vllm_check,
     "gpu": gpu, "gpu in short": gpu_in_short, "prediction": prediction, "expectations": expectations,
     "install": install, "builds": builds, "auto": auto, "replay": replay, "replay gpu": device,
 }  # fmt: skip
