@@ -3,28 +3,25 @@
 llama.cpp itself comes prebuilt from npm:
 
     npm install @node-llama-cpp/linux-x64@3.22.1
-    PYTHONPATH=src python tests/data/make_llama_cpp_logits.py \\
+    PYTHONPATH=src:tests/models:tests/helpers python tests/data/make_llama_cpp_logits.py \\
         --lib-dir node_modules/@node-llama-cpp/linux-x64/bins/linux-x64
 
-Then our own logits are compared with them, for the table of docs/models.md (`make tables`); without --lib-dir nothing is
-recorded anew. Each file is recorded in float32, as K-quants, and as the same K-quants dequantised by this very library: llama.cpp rounds
-what it multiplies by quantised weights to 8 bits, so only the last says whether the weights were read right.
+Each file is recorded in float32, as K-quants, and as the same K-quants dequantised by this very library: llama.cpp
+rounds what it multiplies by quantised weights to 8 bits, so only the last says whether the weights were read right.
+Then our own logits are compared with them, for the table of docs/models.md (`make tables`); without --lib-dir nothing
+is recorded anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS / "models"), str(TESTS / "helpers")]
 
 from gguf_compared import largest_differences
 from gguf_recorded import (
@@ -115,7 +112,7 @@ class LlamaCpp:
     def _context_params(self) -> Params:
         params = self.lib.llama_context_default_params()
         numbers = np.frombuffer(params.raw, np.int32)
-        wanted = {_CONTEXT_SIZE: CONTEXT // 4, _OUTPUTS: 0, _FLASH: 0, _KEYS: _F32, _VALUES: _F32}
+        wanted = {_CONTEXT_SIZE: CONTEXT // 2, _OUTPUTS: 0, _FLASH: 0, _KEYS: _F32, _VALUES: _F32}
         wanted |= {_THREADS: 1, _THREADS_OF_PROMPTS: 1}
         for (place, default), value in wanted.items():
             if numbers[place] != default:
@@ -129,7 +126,9 @@ class LlamaCpp:
         values = np.empty(blocks.size // size * weights, np.float32)
         name = kind.name.lower().replace("_k", "_K")
         dequantise = getattr(self.base, f"dequantize_row_{name}")
-        dequantise(ctypes.c_void_p(blocks.ctypes.data), ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(values.size))
+        dequantise(
+            ctypes.c_void_p(blocks.ctypes.data), ctypes.c_void_p(values.ctypes.data), ctypes.c_int64(values.size)
+        )
         return values
 
     def dequantised(self, file: RecordedFile) -> RecordedFile:
@@ -164,7 +163,7 @@ def main() -> None:
         if lib_dir is not None:
             record(LlamaCpp(lib_dir), Path(folder))
         figures = {"engine": "node-llama-cpp 3.22.1 (llama.cpp v0.5.0)", "files": largest_differences(Path(folder))}
-    write_json(TESTS.parent / "bench" / "results" / "gguf-logits.json", figures)
+    write_json(Path(__file__).parent.parent.parent / "bench" / "results" / "gguf-logits.json", figures)
 
 
 if __name__ == "__main__":

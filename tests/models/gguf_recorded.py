@@ -1,5 +1,5 @@
-"""Small GGUF files, drawn from seeds without torch, so that they are the same everywhere: llama.cpp's own logits for them
-are in tests/data/llama_cpp_logits.npz (made by tests/data/make_llama_cpp_logits.py)."""
+"""Small GGUF files, drawn from seeds without torch, so that they are the same everywhere: llama.cpp's own logits for
+them are in tests/data/llama_cpp_logits.npz (made by tests/data/make_llama_cpp_logits.py)."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from stridelm.export.gguf_file import add_field
 
 RECORDED = Path(__file__).parent.parent / "data" / "llama_cpp_logits.npz"
 VOCABULARY = 64
-CONTEXT = 256
+CONTEXT = 512
 IDS = [5, 60, 17, 33, 8, 41, 22, 2, 2, 59, 30, 11, 48, 37, 26, 19, 54, 7, 62, 13, 44, 1, 35, 28]
 PLACES = (0, 4, 7, 12, 18, 23)
 """The positions whose logits are recorded: before and behind the windows."""
@@ -234,7 +234,7 @@ def _head_lengths(size: int) -> dict[str, int]:
 
 
 _STRETCHED: dict[str, Any] = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
-_LONG: dict[str, Any] = {"rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.19}
+_LONG: dict[str, Any] = {"rope.scaling.original_context_length": 256, "rope.scaling.attn_factor": 1.19}
 RECORDED_FILES: dict[str, Recorded] = {
     "llama": Recorded("llama", seed=1),
     "llama, stretched": Recorded("llama", _STRETCHED, seed=2),

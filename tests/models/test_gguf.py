@@ -63,7 +63,8 @@ def test_settings_that_may_be_absent_have_llama_cpps_defaults(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("expert_count", 0), ("rope.scaling.type", "none"), ("rope.scaling.factor", 1.0), ("attention.causal", True)]
+    ("name", "value"),
+    [("expert_count", 0), ("rope.scaling.type", "none"), ("rope.scaling.factor", 1.0), ("attention.causal", True)],
 )
 def test_settings_that_change_nothing_are_taken(name: str, value: object, tmp_path: Path) -> None:
     network = tiny_network("llama")

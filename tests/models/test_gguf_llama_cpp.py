@@ -17,6 +17,8 @@ from stridelm.models.gguf_format.table import ARCHITECTURES
 LOGITS = np.load(RECORDED)
 CLOSE = 1e-4
 """What the order of float32 sums may change; logits have a standard deviation of 2."""
+HALF_STEP = 5e-3
+"""The same where values are rounded to half precision on the way: some of them to the other neighbour."""
 
 
 def recorded(name: str) -> torch.Tensor:
@@ -33,10 +35,10 @@ def test_logits_are_llama_cpps(name: str, blocks: bool, tmp_path: Path) -> None:
     assert file.digest == LOGITS[f"{name}: digests"][int(blocks)], "not the file that was recorded: record it anew"
     checkpoint = load(file.write(tmp_path / "small.gguf"))
     expected = recorded(f"{name}: {'K in F32' if blocks else 'F32'}")
-    if name.startswith("gemma"):
-        torch.testing.assert_close(our_logits(checkpoint), expected, rtol=0, atol=0.05)
-        checkpoint = with_half_gelu(checkpoint)
-    torch.testing.assert_close(our_logits(checkpoint), expected, rtol=0, atol=CLOSE)
+    is_gemma = name.startswith("gemma")
+    difference = (our_logits(with_half_gelu(checkpoint) if is_gemma else checkpoint) - expected).abs()
+    assert difference.max() <= (HALF_STEP if is_gemma else CLOSE)
+    assert difference.median() <= CLOSE
 
 
 def test_every_architecture_is_recorded() -> None:

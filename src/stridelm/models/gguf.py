@@ -44,8 +44,8 @@ def in_float32(_config: PreTrainedConfig) -> torch.dtype:
 
 
 def read_gguf(path: Path, choose_dtype: Callable[[PreTrainedConfig], torch.dtype] = in_float32) -> StoredModel:
-    """Read a whole file, its weights one after the other, converted to the dtype that is chosen. Raises InputError if it
-    is damaged or of a kind that is not supported."""
+    """Read a whole file, its weights one after the other into the dtype that is chosen. Raises InputError if it is
+    damaged or of a kind that is not supported."""
     found = read_content(path)
     try:
         config = _config(found)

@@ -46,8 +46,6 @@ def _adjust_llama(given: Metadata, config: GgufConfig) -> None:
     config.rope_parameters = found
 
 
-LLAMA = Architecture(
-    "llama", plain_layer, _adjust_llama, setting_tensors=frozenset({_FACTORS}), reorders_heads=True
-)
+LLAMA = Architecture("llama", plain_layer, _adjust_llama, setting_tensors=frozenset({_FACTORS}), reorders_heads=True)
 QWEN2 = Architecture("qwen2", _qwen2_layer, as_it_is)
 QWEN3 = Architecture("qwen3", lambda config: plain_layer(config) | head_norms(config), as_it_is)

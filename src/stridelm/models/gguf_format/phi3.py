@@ -42,9 +42,9 @@ def _adjust(given: Metadata, config: GgufConfig) -> None:
 
 
 def _long_rope(given: Metadata, config: GgufConfig, count: int) -> dict[str, Any]:
-    """The parameters for texts up to the length that the model was first trained with, which becomes the context. Longer
-    texts have other factors, from their first token on, so cached keys would go stale. llama.cpp chooses by the size of
-    its context: with one of up to this length it computes the same."""
+    """The parameters for texts up to the length that the model was first trained with, which becomes the context.
+    Longer texts have other factors, from their first token on, so cached keys would go stale. llama.cpp chooses by the
+    size of its context: with one of up to this length it computes the same."""
     short, long = given.factors(_SHORT, count), given.factors(_LONG, count)
     scale = given.number("rope.scaling.attn_factor", 1.0)
     if short is None or long is None:
@@ -58,11 +58,13 @@ def _long_rope(given: Metadata, config: GgufConfig, count: int) -> dict[str, Any
             given.path, context, config.max_position_embeddings,
         )  # fmt: skip
         config.max_position_embeddings = context
+    config.original_max_position_embeddings = config.max_position_embeddings
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": short,
         "original_max_position_embeddings": config.max_position_embeddings,
+        "factor": 1.0,
         "attention_factor": scale,
     }
 

@@ -156,6 +156,6 @@ def check_kinds(path: Path, tensors: Mapping[str, gguf.ReaderTensor]) -> None:
             gguf.dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
         except NotImplementedError as error:
             raise InputError(
-                f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported: use a file with "
-                "another quantisation, or the model's Hugging Face folder"
+                f"{path}: {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported: use a file "
+                "with another quantisation, or the model's Hugging Face folder"
             ) from error
