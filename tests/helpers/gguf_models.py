@@ -74,7 +74,7 @@ class Content:
             add_field(writer, name, value)
         for name, array in self.tensors.items():
             kind = self.stored.get(name)
-            if kind in RANDOM_KINDS:
+            if kind is not None and kind in RANDOM_KINDS:
                 seed = zlib.crc32(name.encode())
                 blocks = random_blocks(kind, *array.shape, size=float(array.std()), seed=seed)
                 writer.add_tensor(name, blocks, raw_dtype=kind)

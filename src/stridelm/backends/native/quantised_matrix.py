@@ -4,9 +4,8 @@ for the kernels (tiles.h describes the order). K-quants are in block_matrix.py.
 Shape letters: O outputs, G groups of 32 inputs, P panels, L outputs of a panel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
 
 import gguf
 import numpy as np
@@ -62,7 +61,6 @@ class QuantisedMatrix:
 
 
 Groups = QuantisedMatrix | BlockMatrix
-AnyGroups = TypeVar("AnyGroups", QuantisedMatrix, BlockMatrix)
 
 
 def from_blocks(kind: str, blocks: np.ndarray) -> Groups:
@@ -125,14 +123,14 @@ def _divide(weight_OGX: np.ndarray, scales_OG: np.ndarray) -> np.ndarray:
     return np.rint(np.divide(weight_OGX, scales, out=np.zeros_like(weight_OGX), where=scales != 0))
 
 
-def concatenate(parts: list[AnyGroups]) -> AnyGroups:
+def concatenate(parts: Sequence[Groups]) -> Groups:
     """Matrices with the same input as one matrix. All are of the same kind."""
     assert len({part.kind for part in parts}) == 1
     arrays = [_arrays(part) for part in parts]
     return replace(parts[0], **{name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]})
 
 
-def rows_of(groups: AnyGroups, chosen: slice | np.ndarray) -> AnyGroups:
+def rows_of(groups: Groups, chosen: slice | np.ndarray) -> Groups:
     """Some of the outputs, in the given order."""
     return replace(groups, **{name: array[chosen] for name, array in _arrays(groups).items()})
 
@@ -143,7 +141,7 @@ def _arrays(groups: Groups) -> dict[str, np.ndarray]:
     return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
 
 
-def interleave_panels(first: AnyGroups, second: AnyGroups, lanes: int) -> AnyGroups:
+def interleave_panels(first: Groups, second: Groups, lanes: int) -> Groups:
     """Two matrices, their panels alternating, each padded to whole panels."""
     panels = -(-first.outputs // lanes)
     order = np.arange(panels * lanes).reshape(panels, lanes)
@@ -151,7 +149,7 @@ def interleave_panels(first: AnyGroups, second: AnyGroups, lanes: int) -> AnyGro
     return rows_of(both, np.stack([order, order + panels * lanes], axis=1).ravel())
 
 
-def _pad_outputs(groups: AnyGroups, outputs: int) -> AnyGroups:
+def _pad_outputs(groups: Groups, outputs: int) -> Groups:
     def fill(array: np.ndarray) -> np.ndarray:
         return np.pad(array, [(0, outputs - array.shape[0])] + [(0, 0)] * (array.ndim - 1))
 

@@ -28,8 +28,8 @@ struct Quantised {
   float* scales;
   float* sums;       // the sum of each group's values, for the minima
   int32_t* offsets;  // -128 times the sum of each group's numbers: 8-bit weights are stored as q + 128
-  int32_t* halves;   // -32 times the sums of a group's two halves: 6-bit weights are stored as q + 32
   int64_t groups;
+  int32_t* halves;  // -32 times the sums of a group's two halves: 6-bit weights are stored as q + 32
 
   int64_t at(int64_t row, int64_t group) const {
     return (row / kInterleaved * groups + group) * kInterleaved + row % kInterleaved;

@@ -41,7 +41,7 @@ struct QuantisedMemory {
     ensure(halves, 2 * groups);
   }
   Quantised rows(int64_t size) {
-    return {numbers.data(), scales.data(), sums.data(), offsets.data(), halves.data(), padded(size) / kGroup};
+    return {numbers.data(), scales.data(), sums.data(), offsets.data(), padded(size) / kGroup, halves.data()};
   }
 };
 
