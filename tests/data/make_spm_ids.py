@@ -25,7 +25,7 @@ from gguf import GGUFWriter
 from make_llama_cpp_ids import CHATML, LONG, PLAIN_TEXTS, PYTHON, LlamaCpp, describe_library
 from tokenizers import Tokenizer, models, trainers
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "helpers"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 from odd_texts import odd_texts
 
 MADE_UP = 2000

@@ -134,7 +134,7 @@ def test_layers_that_share_a_product_tell_inputs_apart() -> None:
     [
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         (
-            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.0] * 4,
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [2.0] * 4,
                                  "short_factor": [1.0] * 4, "original_max_position_embeddings": 64}}, "longrope",
         ),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),

@@ -33,8 +33,8 @@ class Reader(gguf.GGUFReader):
             raise ValueError("its numbers are in the byte order of another kind of processor")
         super()._build_tensors(start_offs, fields)
         for tensor in self.tensors:
-            if (tensor.data_offset - start_offs) % self.alignment:
-                raise ValueError(f"{tensor.name} begins at byte {tensor.data_offset}, between two places for tensors")
+            if tensor.data_offset < start_offs or (tensor.data_offset - start_offs) % self.alignment:
+                raise ValueError(f"{tensor.name} begins at byte {tensor.data_offset}, which is no place for a tensor")
         for before, after in pairwise(sorted(self.tensors, key=lambda tensor: tensor.data_offset)):
             if after.data_offset < before.data_offset + before.n_bytes:
                 raise ValueError(f"{after.name} begins at byte {after.data_offset}, inside {before.name}")
