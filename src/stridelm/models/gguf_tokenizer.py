@@ -94,8 +94,11 @@ def _sentence_piece(found: VocabularyFields) -> Backend:
             "every text: use the model's Hugging Face folder instead"
         )
     # Tokens that are cut out of a text beforehand cannot come from merges, unless they are spelt with merges' spaces.
+    # Tokens with plain spaces cannot either.
     typed_scores = zip(found.tokens, found.kinds, found.scores(), strict=True)
-    scores = {token: score for token, kind, score in typed_scores if kind not in _ADDED or "▁" in token}
+    scores = {
+        token: score for token, kind, score in typed_scores if " " not in token and (kind not in _ADDED or "▁" in token)
+    }
     try:
         merges = merges_by_score(scores)
     except NoOrder as error:
