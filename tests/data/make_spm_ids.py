@@ -56,7 +56,8 @@ def train() -> Vocabulary:
         *(("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)),
         *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
         *(("▁" * size, -1e9, NORMAL) for size in (2, 3, 4, 5, 6, 7, 8, 12, 16)),
-        *((piece, -float(rank), NORMAL) for rank, piece in enumerate([*pieces, "▁"])),
+        # Unused tokens are merged like others.
+        *((piece, -float(rank), UNUSED if rank % 20 == 10 else NORMAL) for rank, piece in enumerate([*pieces, "▁"])),
         *(("<tool>", -1000.0, USER_DEFINED), ("<|end|>", -1000.0, CONTROL), ("<gone>", -2000.0, UNUSED)),
         ("qzj", -3000.0, NORMAL),  # from no merge
     ]

@@ -161,6 +161,19 @@ def test_special_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
     assert plain_ids(phi, "<s> a") == plain_ids(plain, "<s> a")
 
 
+def test_tokens_of_the_unknown_type_are_special() -> None:
+    """Also those that the file does not name."""
+    tokens = RECORDED["synthetic"]["llama"]["tokens"]
+    kinds = [
+        2 if token == "qzj" else kind
+        for token, kind in zip(tokens, RECORDED["synthetic"]["llama"]["token_type"], strict=True)
+    ]
+    ids = plain_ids(read("llama", token_type=kinds), "a qzj b")
+    assert tokens.index("qzj") in ids
+    assert tokens.index("qzj") not in plain_ids(read("llama"), "a qzj b")
+    assert read("llama", token_type=kinds).decode(ids, skip_special_tokens=True) == "a   b"
+
+
 TOKENS, SCORES = (RECORDED["synthetic"]["llama"][field] for field in ("tokens", "scores"))
 DAMAGE = [
     ({"scores": None}, "scores is missing"),
